@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance test-data attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance test-data test-milvus attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -51,6 +51,11 @@ test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200
 
 test-data: $(INSTALLED) ## what is measured on data kept elsewhere (HANSE_DATA): three institutes, real PDFs
 	@$(BIN)/python -m pytest -q -s -m data $(ARGS)
+
+# Its packages take 350 MB, so the tests of `make test` leave it out.
+MILVUS := $(VENV)/.milvus
+test-milvus: $(MILVUS) ## the dense index at a Milvus Lite server, in tests and figures beside hnswlib
+	@$(BIN)/python -m pytest -q tests/daemon/library/dense tests/live/test_milvus.py $(ARGS)
 
 MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")
@@ -95,6 +100,10 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages ship files of other Pythons
 	@touch $@
 	@echo "Installed."
+
+$(MILVUS): $(INSTALLED)
+	@$(WITH_LOCK) $(PIP) install -qq $$($(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["milvus"], *extras["milvus-lite"])')
+	@touch $@
 
 # Some 35 MiB that nothing but `make fuzz` needs.
 $(FUZZER): $(INSTALLED)

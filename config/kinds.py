@@ -22,6 +22,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _WRITER_URL = re.compile(
     r"http://(localhost|127(\.\d{1,3}){3}|\[::1\]):\d{1,5}(/[^#\s]*)?#\S+", re.ASCII
 )
+_INDEX_ADDRESS = re.compile(
+    r"https://[\w.-]{1,253}:\d{1,5}|http://(localhost|127(\.\d{1,3}){3}):\d{1,5}", re.ASCII
+)
 _BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
 
 
@@ -101,6 +104,16 @@ def _as_writer(value: str, info: ValidationInfo) -> str:
             )
         return value
     return str(_as_path(value, info))
+
+
+def _as_index_address(value: str) -> str:
+    """A server of vectors, which tell much of their texts: in the clear on this machine alone."""
+    if _INDEX_ADDRESS.fullmatch(value) is None:
+        raise _refuse(
+            'a server\'s "https://HOST:PORT", or "http://127.0.0.1:PORT" on this machine',
+            "give the server a certificate: vectors must not cross a network in the clear",
+        )
+    return value
 
 
 def _as_generator(value: str, info: ValidationInfo) -> str:
@@ -210,6 +223,7 @@ Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 RetrievalLevel = Literal["passage", "sentence", "both"]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
+IndexAddress = Annotated[str, AfterValidator(_as_index_address)]
 LONGEST_PROMPT = 200  # characters
 Prompt = Annotated[str, Field(max_length=LONGEST_PROMPT)]
 Pooling = Literal["mean", "cls", "max", "lasttoken"]

@@ -23,6 +23,7 @@ from config.kinds import RULES, RULES_ON_VALUES
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
     SECTIONS,
+    IndexSettings,
     LearningSettings,
     LibrarySettings,
     NegativesSettings,
@@ -265,6 +266,9 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
     library, site = sections.get("library"), sections.get("site")
     if isinstance(library, LibrarySettings) and isinstance(site, SiteSettings):
         yield from _folder_problems(library, site)
+    index = sections.get("index")
+    if isinstance(index, IndexSettings):
+        yield from _index_problems(index)
     privacy = sections.get("privacy")
     if isinstance(privacy, PrivacySettings):
         yield from _privacy_problems(privacy, training)
@@ -302,6 +306,29 @@ def _folder_problems(library: LibrarySettings, site: SiteSettings) -> Iterator[P
                 f"a folder apart from site.state_dir = {_toml(site.state_dir)}",
                 "choose another one: what the daemon writes is no document",
             )
+
+
+def _index_problems(index: IndexSettings) -> Iterator[Problem]:
+    """A server that is asked for and not named, and secrets that would go nowhere or unseen."""
+    if index.engine != "hnswlib" and index.uri is None:
+        yield Problem("index.uri", "nothing", "where the server is", "write its address")
+    if (index.cert_file is None) != (index.key_file is None) or (
+        index.cert_file and not index.ca_file
+    ):
+        yield Problem(
+            "index.cert_file",
+            _toml(index.cert_file) if index.cert_file else "nothing",
+            "cert_file, key_file and ca_file, or neither of the first two",
+            "name all three: who asks, its key, and whom the server is believed by",
+        )
+    secure = index.uri is not None and index.uri.startswith("https:")
+    if not secure and (index.ca_file or index.cert_file):
+        yield Problem(
+            "index.ca_file",
+            _toml(index.ca_file),
+            "nothing",
+            'remove it, or write "https://" in uri',
+        )
 
 
 def _privacy_problems(privacy: PrivacySettings, training: Section | None) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from config.kinds import (
     Folders,
     GeneratorName,
     GroupName,
+    IndexAddress,
     LevelName,
     Levels,
     ModeName,
@@ -126,6 +127,17 @@ class LibrarySettings(Section):
     folders: Folders = Field({})
     vanished: Literal["remove", "keep"] = "remove"
     scan_s: float = Field(60.0, ge=1, le=86_400)
+
+
+class IndexSettings(Section):
+    """``[index]``: what searches passages by meaning, and where."""
+
+    engine: Literal["hnswlib", "milvus"] = "hnswlib"
+    uri: IndexAddress | None = None
+    token_file: FilePath | None = None
+    ca_file: FilePath | None = None
+    cert_file: FilePath | None = None
+    key_file: FilePath | None = None
 
 
 class RetrievalSettings(Section):
@@ -260,6 +272,7 @@ class Settings(Section):
     control: ControlSettings
     retriever: RetrieverSettings
     library: LibrarySettings
+    index: IndexSettings
     retrieval: RetrievalSettings
     training: TrainingSettings
     learning: LearningSettings

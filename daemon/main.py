@@ -102,6 +102,7 @@ class Daemon:
         self._state = state_of(settings)
         self._tap = tap
         self._membership = Membership(settings)
+        self._spec = retriever_spec(settings, self._membership.identity.site_id)
         self._notifier = Notifier.from_environment()
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
@@ -225,7 +226,7 @@ class Daemon:
 
     def _make_curve(self, protocol: Protocol, store: Store, learning: Worker) -> Curve:
         return Curve(
-            spec=retriever_spec(self._settings),
+            spec=self._spec,
             state=self._state,
             store=store,
             learning=learning,
@@ -248,7 +249,7 @@ class Daemon:
         self, driver: Driver, workers: Workers, transport: Transport, audit: AuditLog
     ) -> Personaliser:
         site = driver.identity.site_id
-        spec = retriever_spec(self._settings)
+        spec = self._spec
         return Personaliser(
             Personal.of(self._settings, spec, driver.shapes.digest, site),
             learning=workers.learning,
@@ -262,7 +263,7 @@ class Daemon:
     def _make_pairs(self, driver: Driver, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
-            spec=retriever_spec(self._settings),
+            spec=self._spec,
             state=self._state,
             collection=driver.collection,
             writer=WriterSettings(pairs.writer or "", pairs.domain),
@@ -274,7 +275,7 @@ class Daemon:
         self, workers: Workers, stack: AsyncExitStack
     ) -> tuple[Driver, Curve, RetrieverDescription]:
         settings, membership = self._settings, self._membership
-        state, spec = self._state, retriever_spec(settings)
+        state, spec = self._state, self._spec
         store = await asyncio.to_thread(Store, state.store)
         stack.callback(store.close)
         ledger = await asyncio.to_thread(PrivacyLedger, state.privacy)
@@ -328,7 +329,7 @@ class Daemon:
     def _make_collection(self, workers: Workers, listeners: Listeners) -> Collection:
         settings = self._settings
         return Collection(
-            spec=retriever_spec(settings),
+            spec=self._spec,
             state=self._state,
             settings=CollectionSettings(
                 passage_tokens=settings.retrieval.passage_tokens,
@@ -391,7 +392,7 @@ class Daemon:
             pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
-                retriever_spec(self._settings),
+                self._spec,
                 self._state.versions,
                 driver.collection,
                 workers.auditing,

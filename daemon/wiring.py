@@ -14,6 +14,7 @@ from config.recipes import DepthOptions
 from config.settings import LimitsSettings, Settings
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
+from daemon.library.dense.options import IndexOptions
 from daemon.process.workers import Worker, import_once
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
@@ -86,7 +87,7 @@ class Workers:
 _READING = [field.name for field in fields(ReadingOptions)]
 
 
-def retriever_spec(settings: Settings) -> RetrieverSpec:
+def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
     """What this site runs."""
     retriever = settings.retriever
     return RetrieverSpec(
@@ -102,8 +103,14 @@ def retriever_spec(settings: Settings) -> RetrieverSpec:
         personal_folder=str(state_of(settings).personal),
         learn_from=settings.pairs.learn_from,
         made_pairs=str(state_of(settings).made_pairs),
+        index=_index_options(settings, site),
         depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
     )
+
+
+def _index_options(settings: Settings, site: str) -> IndexOptions:
+    said = settings.index.model_dump(exclude_none=True)
+    return IndexOptions(**{name: str(value) for name, value in said.items()}, owner=site)
 
 
 def state_of(settings: Settings) -> StateFolder:

@@ -44,6 +44,7 @@ HOMES = {
     ),
     "dp_accounting": ("crypto/privacy.py",),
     "hnswlib": ("daemon/library/dense/graph.py",),
+    "pymilvus": ("daemon/library/dense/milvus.py",),
     "pypdfium2": ("daemon/library/readers/pdf/",),
     "pdfplumber": ("daemon/library/readers/pdf/ruled.py",),
     "rapidocr": ("daemon/library/readers/pdf/ocr.py",),

@@ -84,6 +84,7 @@ class StatusCalls(Calls):
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
             index_recall=driver.collection.index_recall,
+            index_engine=driver.collection.index_engine,
             passages_waiting=max(0, counts.passages - driver.collection.indexed),
         )
 

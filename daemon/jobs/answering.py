@@ -105,9 +105,10 @@ _open: OpenVersion | None = None
 
 @dataclass(frozen=True)
 class OpenIndex:
-    """What questions are answered from: ``passages`` that are found by meaning."""
+    """What questions are answered from: ``passages`` that are found by meaning, by an engine."""
 
     passages: int
+    engine: str
     accuracy: Accuracy
 
 
@@ -135,7 +136,7 @@ def open_version(
     global _open
     retriever = _retriever(spec)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
-    index = load_index(index_path, embedded)
+    index = load_index(index_path, embedded, options=spec.index)
     library = Library.open(library_path, read_only=True)
     with ExitStack() as undoing:
         undoing.callback(library.close)
@@ -156,7 +157,7 @@ def open_version(
     if previous is not None:
         previous.close()
     _open = _weighed(_open)
-    return OpenIndex(index.count, index.base.accuracy)
+    return OpenIndex(index.count, index.base.engine, index.base.accuracy)
 
 
 def ask(question: str, top_k: int) -> Answered:

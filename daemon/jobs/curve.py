@@ -147,7 +147,7 @@ def _hits(
 
     path = index_folder.index_path(root, embedded, library.content_digest())
     try:
-        opened = index_folder.load_index(path, embedded)
+        opened = index_folder.load_index(path, embedded, options=spec.index)
     except index_folder.IndexDamaged as error:
         raise NotIndexed(str(error)) from error
     labels, _ = opened.search(np.ascontiguousarray(vectors), DEPTH)

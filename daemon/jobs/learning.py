@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -201,8 +201,9 @@ def build_index(
     """Index the library's passages as one model version embeds them; the index's folder.
 
     A sound index of that version and those passages is left as it is; from one of that version
-    and other passages what is still there is taken over. Reports `EmbeddingProgress` and
-    `IndexingProgress`. Raises VersionError when the version is missing or damaged.
+    and other passages, or of another engine, what is still there is taken over. Reports
+    `EmbeddingProgress` and `IndexingProgress`. Raises VersionError when the version is missing
+    or damaged, EngineUnavailable where the index is to lie at a server that doesn't answer.
     """
     from daemon.library.dense import folder as index_folder
     from daemon.library.dense import index
@@ -213,24 +214,30 @@ def build_index(
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
         path = index_folder.index_path(index_root, embedded, content_digest)
-        try:
-            index_folder.load_index(path, embedded, content_digest)
-        except index_folder.IndexDamaged:
-            pass  # missing or damaged: built below
-        else:
-            return path
+        with suppress(index_folder.IndexDamaged):  # missing or damaged: built below
+            there = index_folder.load_index(path, embedded, content_digest, options=spec.index)
+            if there.base.engine == spec.index.engine:
+                return path
         load_serving(spec, retriever, versions, model_digest)
 
         def embed(labels: Int64) -> Float32:
             return training_data.embedded(library, retriever, labels.tolist())[1]
 
         built = index.update_index(
-            index_folder.newest_index(index_root, embedded),
+            index_folder.newest_index(index_root, embedded, spec.index),
             index.Wanted(*library.contents(), embed, library.last_removal().hex()),
             threads=spec.threads,
             told=lambda done, total: report(IndexingProgress(done, total)),
+            options=spec.index,
         )
-    return index_folder.save_index(built, index_root, embedded, content_digest)
+    return index_folder.save_index(built, index_root, embedded, content_digest, spec.index)
+
+
+def forget_elsewhere(spec: RetrieverSpec, index_root: Path) -> None:
+    """As `daemon.library.dense.folder.forget_elsewhere`."""
+    from daemon.library.dense import folder as index_folder
+
+    index_folder.forget_elsewhere(index_root, spec.index)
 
 
 def train(

@@ -36,6 +36,7 @@ from daemon.library.contents import (
 )
 from daemon.library.dense.engines import LEAST_RECALL
 from daemon.library.dense.folder import IndexDamaged
+from daemon.library.dense.options import EngineUnavailable
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
@@ -57,7 +58,10 @@ _QUIET_S = 60.0  # without anything to index, after which sentences are read
 _READING_S = 2.0  # of that at a time: training waits no longer
 _SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
 # What indexing may fail with; the old version goes on answering.
-_FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
+_FAILURES = (
+    *(LearningError, LibraryError, VersionError, IndexDamaged, EngineUnavailable),
+    *(WorkerCrashed, OSError),
+)
 
 
 _MISSES = (
@@ -146,6 +150,7 @@ class Collection:
         self.served_index: Path | None = None  # its folder; None: none is open yet
         self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet
         self.indexed = 0  # passages that it holds
+        self.index_engine = ""  # what searches it
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
@@ -387,7 +392,7 @@ class Collection:
         path = await asyncio.to_thread(
             _index_at, self._index_root, self.library_path, self._spec, digest
         )
-        if not await self._opened(digest, path):
+        if not await self._opened(digest, path) or self.index_engine != self._spec.index.engine:
             path = await self._learning.run_reporting(
                 self._tell,
                 learning_jobs.build_index,
@@ -399,6 +404,8 @@ class Collection:
             )
             await self._open(digest, path)
         await asyncio.to_thread(_remove_others, self._index_root, path)
+        if self._spec.index.uri:
+            await self._learning.run(learning_jobs.forget_elsewhere, self._spec, self._index_root)
         log.info("new version answers", model=digest.hex()[:12])
 
     def _tell(self, step: object) -> None:
@@ -433,6 +440,7 @@ class Collection:
             log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self.served_digest, self.served_index = digest, path
         self.index_recall, self.indexed = accuracy.recall, opened.passages
+        self.index_engine = opened.engine
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""

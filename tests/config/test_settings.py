@@ -435,6 +435,39 @@ def test_a_writer_elsewhere_would_be_shown_every_passage(tmp_path: Path, url: st
     assert "passages must not leave this machine" in line
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://192.168.0.7:19530",
+        "http://milvus.example.org:19530",
+        "http://127.0.0.1.example.org:19530",
+        "http://127.0.0.1@example.org:19530",
+        "https://user:secret@example.org:19530",
+        "https://example.org",
+        "milvus.db",
+    ],
+)
+def test_vectors_cross_no_network_in_the_clear(tmp_path: Path, uri: str) -> None:
+    (line,) = refusals(tmp_path, f'[index]\nengine = "milvus"\nuri = "{uri}"')
+    assert "index.uri" in line
+    assert "vectors must not cross a network in the clear" in line
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('engine = "milvus"', "index.uri"),
+        ('uri = "https://m:1"\ncert_file = "c"\nca_file = "a"', "index.cert_file"),
+        ('uri = "https://m:1"\nkey_file = "k"', "index.cert_file"),
+        ('uri = "https://m:1"\nkey_file = "k"\ncert_file = "c"', "index.cert_file"),
+        ('uri = "http://127.0.0.1:1"\nca_file = "a"', "index.ca_file"),
+    ],
+)
+def test_a_server_of_vectors_is_named_whole(tmp_path: Path, lines: str, told: str) -> None:
+    (line,) = refusals(tmp_path, f"[index]\n{lines}")
+    assert told in line
+
+
 # ---- the example ------------------------------------------------------------
 
 

@@ -61,7 +61,10 @@ async def live(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(root / "elm" / "notify"))
         systemd.setblocking(False)
-        tables = {"pairs": {"writer": f"{writer.url}#m"}}
+        tables = {
+            "pairs": {"writer": f"{writer.url}#m"},
+            "retriever": {"passage_pooling": "mean"},  # and questions as its makers say
+        }
         async with LiveFederation.start(
             root, SITES, adapt="lora", tables=tables, read_as=BY_FIRST_TOKEN
         ) as federation:

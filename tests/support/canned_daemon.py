@@ -108,6 +108,7 @@ class CannedDaemon(ControlServicer):
             documents=40,
             passages=44,
             index_recall=0.9871,
+            index_engine="hnswlib",
             pairs_valid=6,
             pairs_test=14,
             peers_connected=1,

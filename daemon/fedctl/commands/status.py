@@ -71,6 +71,8 @@ def _status_table(reply: StatusReply) -> Table:
     index = short(reply.index_digest.hex())
     if reply.index_digest != reply.model_digest:
         index += "  (the newer version is being embedded)"
+    if reply.index_engine:
+        index += f", searched by {reply.index_engine}"
     for name, value in (
         ("site", f"{reply.site} of {reply.federation_id}"),
         ("fedd", f"{reply.software_version}, up {duration(reply.uptime_s)}"),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from config.kinds import Pooling
 from config.recipes import DEFAULT_ENCODER, Adapt, DepthOptions
+from daemon.library.dense.options import EMBEDDED, IndexOptions
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class RetrieverSpec:
 
     ``learn_from``: the pairs that were supplied, those that the site has made of its
     own documents (kept in the file ``made_pairs``), or both.
+
+    ``index``: what its passages are searched by.
     """
 
     encoder: str = DEFAULT_ENCODER
@@ -55,3 +58,4 @@ class RetrieverSpec:
     depth: DepthOptions = field(default_factory=DepthOptions)
     learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
     made_pairs: str = ""
+    index: IndexOptions = EMBEDDED

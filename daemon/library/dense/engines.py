@@ -6,7 +6,7 @@ base (`measured`), and where these are too few it looks at more candidates, or i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,8 @@ import numpy as np
 
 from crypto.arrays import Float32, Int64
 from daemon.library.dense.graph import Hnsw
+from daemon.library.dense.milvus import Milvus
+from daemon.library.dense.options import IndexOptions
 
 USUAL_BREADTH = 128  # candidates that an engine looks at for a question, at least
 # More than this, and comparing with all is as quick.
@@ -49,6 +51,9 @@ class Engine(Protocol):
 
     file: str
 
+    def __init__(self, options: IndexOptions) -> None:
+        """Nothing is connected to yet."""
+
     def build(
         self, labels: Int64, vectors: Float32, *, threads: int, told: Callable[[int, int], None]
     ) -> Neighbours:
@@ -57,10 +62,31 @@ class Engine(Protocol):
     def load(self, path: Path, count: int, dimension: int) -> Neighbours:
         """Open a file whose bytes are those that were saved; ValueError where it can't be."""
 
+    def forget(self, named: Iterable[Path]) -> None:
+        """Drop what it keeps outside of these files of its own that none of them names."""
 
-ENGINES: Mapping[str, Engine] = {"hnswlib": Hnsw()}
+
+ENGINES: Mapping[str, type[Engine]] = {"hnswlib": Hnsw, "milvus": Milvus}
 """To add one: its file beside `daemon.library.dense.graph`, and its line here."""
-USUAL_ENGINE = "hnswlib"
+
+
+class Unsearched:
+    """The base of another engine: found by comparing with all, until it is built anew."""
+
+    def nearest(self, queries: Float32, k: int, breadth: int) -> None:
+        """Not by this."""
+
+    def hide(self, labels: Int64) -> None:
+        """Who compares with all leaves them out."""
+
+    def save(self, path: Path) -> None:
+        """Its files are linked to, never written."""
+        raise ValueError(f"nothing to write to {path}")
+
+
+def engine_of(options: IndexOptions) -> Engine:
+    """The engine that was chosen."""
+    return ENGINES[options.engine](options)
 
 
 @dataclass(frozen=True)

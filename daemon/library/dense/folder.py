@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -33,8 +34,9 @@ from numpy.typing import NDArray
 
 from crypto.arrays import Int64
 from crypto.durable import clear, fsync
-from daemon.library.dense.engines import ENGINES, Accuracy
+from daemon.library.dense.engines import ENGINES, Accuracy, Neighbours, Unsearched, engine_of
 from daemon.library.dense.index import CONTENT_BYTES, Base, Embedded, Stored, UpdatableIndex
+from daemon.library.dense.options import EMBEDDED, IndexOptions
 from daemon.process.faultpoints import passing
 
 _VECTORS, _PASSAGES = "vectors.npy", "passages.npy"
@@ -83,20 +85,22 @@ def index_path(root: Path, model_digest: bytes, content_digest: bytes) -> Path:
 
 
 def save_index(
-    index: UpdatableIndex, root: Path, model_digest: bytes, content_digest: bytes
+    index: UpdatableIndex,
+    root: Path,
+    model_digest: bytes,
+    content_digest: bytes,
+    options: IndexOptions = EMBEDDED,
 ) -> Path:
     """Write the index under ``root`` atomically; the folder it is in.
 
-    A sound index of the same name is left as it is, a damaged one replaced. A base that lies
-    on the disk already is linked to, not written.
+    A sound index of the same name and engine is left as it is, another one replaced. A base
+    that lies on the disk already is linked to, not written.
     """
     final = index_path(root, model_digest, content_digest)
-    try:
-        load_index(final, model_digest, content_digest)
-    except IndexDamaged:
-        pass
-    else:
-        return final
+    with suppress(IndexDamaged):
+        there = load_index(final, model_digest, content_digest, options=options)
+        if there.base.engine == index.base.engine:
+            return final
     root.mkdir(parents=True, exist_ok=True)
     # One process writes below root: a leftover is of a crash.
     temporary = root / f".{final.name}"
@@ -163,15 +167,31 @@ def remove_other_indexes(root: Path, keep: Collection[Path]) -> None:
             clear(path)
 
 
+def forget_elsewhere(root: Path, options: IndexOptions) -> None:
+    """Leave nothing at a server that no index under ``root`` names. Raises EngineUnavailable.
+
+    Also where another engine has taken its place, for as long as its address is known.
+    """
+    if options.uri:
+        for name, engine in ENGINES.items():
+            files = [*root.glob(f"*/{engine.file}")]
+            engine(replace(options, engine=name)).forget(files)
+
+
 # ---- reading ----------------------------------------------------------------
 
 
 def load_index(
-    path: Path, model_digest: bytes, content_digest: bytes | None = None
+    path: Path,
+    model_digest: bytes,
+    content_digest: bytes | None = None,
+    *,
+    options: IndexOptions = EMBEDDED,
 ) -> UpdatableIndex:
     """Open the index in the folder ``path``; raises IndexDamaged unless all of it fits.
 
-    Without ``content_digest`` the passages it was built of are not compared.
+    Without ``content_digest`` the passages it was built of are not compared. One that another
+    engine has built than ``options`` say is opened, and compares with all.
     """
     described = _read_description(path)
     if described.model_digest != model_digest.hex():
@@ -184,9 +204,8 @@ def load_index(
     passages = np.load(path / _PASSAGES, allow_pickle=False)
     delta = np.load(path / _DELTA, allow_pickle=False)
     gone: Int64 = np.load(path / _TOMBSTONES, allow_pickle=False)
-    engine = ENGINES[described.engine]
     try:
-        neighbours = engine.load(path / engine.file, len(passages), described.dimension)
+        neighbours = _neighbours(path, described, len(passages), options)
     except ValueError as error:
         raise IndexDamaged(f"index {path} can't be loaded ({error}): build it again") from error
     base = Base(
@@ -208,12 +227,23 @@ def load_index(
     return index
 
 
-def newest_index(root: Path, model_digest: bytes) -> UpdatableIndex | None:
+def _neighbours(
+    path: Path, described: IndexDescription, count: int, options: IndexOptions
+) -> Neighbours:
+    if described.engine != options.engine:
+        return Unsearched()
+    engine = engine_of(options)
+    return engine.load(path / engine.file, count, described.dimension)
+
+
+def newest_index(
+    root: Path, model_digest: bytes, options: IndexOptions = EMBEDDED
+) -> UpdatableIndex | None:
     """The newest sound index of that model version, of whichever passages; None: there is none."""
     found = [*root.glob(f"{model_digest.hex()}-*/{_DESCRIPTION}")]
     for description in sorted(found, key=_written, reverse=True):
         try:
-            return load_index(description.parent, model_digest)
+            return load_index(description.parent, model_digest, options=options)
         except IndexDamaged:
             continue  # it is no worse than none: all is built
     return None

@@ -7,13 +7,14 @@ digest has not been compared (`daemon.library.dense.folder`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from crypto.arrays import Float32, Int64
+from daemon.library.dense.options import IndexOptions
 
 if TYPE_CHECKING:
     import hnswlib
@@ -28,6 +29,9 @@ class Hnsw:
     """The engine `hnswlib`: Malkov and Yashunin, TPAMI 2020."""
 
     file = "index.hnsw"
+
+    def __init__(self, options: IndexOptions) -> None:
+        del options  # it has all it needs
 
     def build(
         self, labels: Int64, vectors: Float32, *, threads: int, told: Callable[[int, int], None]
@@ -54,6 +58,9 @@ class Hnsw:
         if graph.get_current_count() != count:
             raise ValueError(f"it holds {graph.get_current_count()} passages and not {count}")
         return HnswGraph(graph)
+
+    def forget(self, named: Iterable[Path]) -> None:
+        """Nothing: all of it is in its file."""
 
 
 class HnswGraph:

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.dense.engines import (
-    ENGINES,
-    USUAL_ENGINE,
     Accuracy,
     Neighbours,
     compare_with_all,
+    engine_of,
     measured,
     unit,
 )
+from daemon.library.dense.options import EMBEDDED, IndexOptions
 
 CONTENT_BYTES = 32  # of the SHA-256 of what is embedded for a passage
 # Beyond this share of the base it is built anew. Until then a search compares with at most
@@ -210,12 +210,13 @@ def build_index(
     removal: str = "",
     threads: int = 1,
     told: Callable[[int, int], None] = lambda _done, _all: None,
-    engine: str = USUAL_ENGINE,
+    options: IndexOptions = EMBEDDED,
 ) -> UpdatableIndex:
     """Index vectors [n, d] under ``labels`` [n] (passage rowids, unique), all in the base.
 
     No vectors make an index that finds nothing. Without ``contents`` [n, 32] nothing of it
-    is taken over into a later one. ``told``: passages done, and in all. Raises ValueError.
+    is taken over into a later one. ``told``: passages done, and in all. Raises ValueError and,
+    where the engine has a server, EngineUnavailable.
     """
     if vectors.ndim != 2 or labels.shape != (len(vectors),):
         raise ValueError(f"expected labels [n] and vectors [n, d], got {vectors.shape}")
@@ -223,11 +224,11 @@ def build_index(
         contents = np.zeros((len(labels), CONTENT_BYTES), np.uint8)
     order = np.argsort(labels)
     embedded = Embedded(labels[order], contents[order], unit(vectors)[order])
-    neighbours = ENGINES[engine].build(
+    neighbours = engine_of(options).build(
         embedded.labels, embedded.vectors, threads=threads, told=told
     )
     accuracy = measured(neighbours, embedded.labels, embedded.vectors)
-    base = Base(engine, neighbours, embedded, accuracy, removal)
+    base = Base(options.engine, neighbours, embedded, accuracy, removal)
     nothing = np.zeros(0, np.int64)
     return UpdatableIndex(base, embedded.at(nothing), nothing)
 
@@ -238,7 +239,7 @@ def update_index(
     *,
     threads: int = 1,
     told: Callable[[int, int], None] = lambda _done, _all: None,
-    engine: str = USUAL_ENGINE,
+    options: IndexOptions = EMBEDDED,
 ) -> UpdatableIndex:
     """An index of what is wanted, from an earlier one of the same model version.
 
@@ -258,7 +259,7 @@ def update_index(
             )
         added = Embedded(new, wanted.contents[~known], unit(fresh))
         changed = _with_changes(previous, kept, added)
-        if _stays(changed, wanted, engine):
+        if _stays(changed, wanted, options.engine):
             return changed
         vectors = np.empty((len(wanted.labels), previous.dimension), "<f4")
         vectors[known], vectors[~known] = previous.vectors(kept), added.vectors
@@ -269,7 +270,7 @@ def update_index(
         removal=wanted.removal,
         threads=threads,
         told=told,
-        engine=engine,
+        options=options,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon.library.dense.engines import ENGINES
+from daemon.library.dense.engines import engine_of
 from daemon.library.dense.folder import (
     IndexDamaged,
     index_path,
@@ -22,6 +22,7 @@ from daemon.library.dense.folder import (
     save_index,
 )
 from daemon.library.dense.index import UpdatableIndex, Wanted, build_index, update_index
+from daemon.library.dense.options import IndexOptions
 from daemon.process import faultpoints
 from tests.daemon.library import changed_index
 from tests.daemon.library.changed_index import AFTER, BEFORE, COUNT, MORE, save_both, wanted
@@ -51,27 +52,25 @@ def changed_is_whole(index: UpdatableIndex) -> None:
     assert not np.isin(index.search(gone, 50)[0], np.arange(10)).any()
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_one_thread_builds_the_same_file_each_time(tmp_path: Path, engine: str) -> None:
+def test_one_thread_builds_the_same_file_each_time(tmp_path: Path, options: IndexOptions) -> None:
     folders = [
-        save_index(index_of(300, engine), tmp_path / name, MODEL, CONTENT) for name in ("a", "b")
+        save_index(index_of(300, options), tmp_path / name, MODEL, CONTENT) for name in ("a", "b")
     ]
-    assert len({(folder / ENGINES[engine].file).read_bytes() for folder in folders}) == 1
+    assert len({(folder / engine_of(options).file).read_bytes() for folder in folders}) == 1
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_saved_and_loaded_it_answers_the_same(tmp_path: Path, engine: str) -> None:
-    saved = save_index(index_of(50, engine), tmp_path, MODEL, CONTENT)
-    loaded, queries = load_index(saved, MODEL, CONTENT), unit_vectors(5, seed=9)
-    assert (loaded.search(queries, 7)[0] == index_of(50, engine).search(queries, 7)[0]).all()
+def test_saved_and_loaded_it_answers_the_same(tmp_path: Path, options: IndexOptions) -> None:
+    saved = save_index(index_of(50, options), tmp_path, MODEL, CONTENT, options)
+    loaded, queries = load_index(saved, MODEL, CONTENT, options=options), unit_vectors(5, seed=9)
+    assert (loaded.search(queries, 7)[0] == index_of(50, options).search(queries, 7)[0]).all()
     assert (loaded.count, loaded.dimension) == (50, 24)
     assert (loaded.contents() == contents_of(labelled(50))).all()
-    assert loaded.base.accuracy == index_of(50, engine).base.accuracy
-    assert loaded.base.engine == engine
+    assert loaded.base.accuracy == index_of(50, options).base.accuracy
+    assert loaded.base.engine == options.engine
     assert saved.name == f"{MODEL.hex()}-{CONTENT.hex()[:16]}"
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
     assert sorted(p.name for p in saved.iterdir()) == sorted(
-        [ENGINES[engine].file, *FILES[1:], "index.json"]
+        [engine_of(options).file, *FILES[1:], "index.json"]
     )
 
 

@@ -1,6 +1,7 @@
 """The dense index: what any engine must do, and how an index changes without being built anew.
 
-`ENGINES` is what is tested here: another engine's line there has all of these run over it.
+`ENGINES` is what is tested here (`conftest.options`): another line there has all of these run
+over it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from daemon.library.dense import graph
 from daemon.library.dense.engines import (
-    ENGINES,
     LEAST_RECALL,
     USUAL_BREADTH,
     compare_with_all,
+    engine_of,
     measured,
 )
 from daemon.library.dense.index import (
@@ -30,6 +31,7 @@ from daemon.library.dense.index import (
     build_index,
     update_index,
 )
+from daemon.library.dense.options import EMBEDDED, IndexOptions
 
 REMOVAL = "00" * 16
 
@@ -62,14 +64,9 @@ def contents_of(labels: NDArray[np.int64], edition: int = 0) -> NDArray[np.uint8
     return found
 
 
-@pytest.fixture(params=sorted(ENGINES))
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def index_of(count: int, engine: str = "hnswlib") -> UpdatableIndex:
+def index_of(count: int, options: IndexOptions = EMBEDDED) -> UpdatableIndex:
     labels = labelled(count)
-    return build_index(labels, unit_vectors(count), contents=contents_of(labels), engine=engine)
+    return build_index(labels, unit_vectors(count), contents=contents_of(labels), options=options)
 
 
 class Passages:
@@ -130,9 +127,9 @@ def is_exactly(index: DenseIndex, library: Passages, k: int = 10) -> None:
 # ---- what any engine must do ------------------------------------------------
 
 
-def test_it_finds_what_a_full_scan_finds(engine: str) -> None:
+def test_it_finds_what_a_full_scan_finds(options: IndexOptions) -> None:
     vectors, queries = unit_vectors(2000), unit_vectors(50, seed=4)
-    labels, cosines = build_index(labelled(2000), vectors, engine=engine).search(queries, 10)
+    labels, cosines = build_index(labelled(2000), vectors, options=options).search(queries, 10)
     exact = queries @ vectors.T
     best = np.argsort(-exact, axis=1)[:, :10]
     shared = [len(set(a) & set(b)) for a, b in zip(labels, labelled(2000)[best], strict=True)]
@@ -142,9 +139,9 @@ def test_it_finds_what_a_full_scan_finds(engine: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_20000_passages_it_finds_nearly_all_that_are_near(engine: str) -> None:
+def test_of_20000_passages_it_finds_nearly_all_that_are_near(options: IndexOptions) -> None:
     vectors = clustered(20_000, 64)
-    index = build_index(labelled(20_000), vectors, engine=engine)
+    index = build_index(labelled(20_000), vectors, options=options)
     queries = clustered(20_000, 64, seed=5)[::200] + 0.3 * unit_vectors(100, 64, seed=8)
     found, _ = index.search(queries, 10)
     right, _ = compare_with_all(queries, labelled(20_000), vectors, 10)
@@ -153,27 +150,27 @@ def test_of_20000_passages_it_finds_nearly_all_that_are_near(engine: str) -> Non
     assert index.base.accuracy.recall >= LEAST_RECALL
 
 
-def test_asked_for_more_than_there_is_it_gives_what_there_is(engine: str) -> None:
-    labels, cosines = index_of(3, engine).search(unit_vectors(2), 4)
+def test_asked_for_more_than_there_is_it_gives_what_there_is(options: IndexOptions) -> None:
+    labels, cosines = index_of(3, options).search(unit_vectors(2), 4)
     assert sorted(labels[0]) == [7, 10, 13]
     assert cosines.shape == (2, 3)
 
 
-def test_a_thousand_equal_passages_can_be_searched(engine: str) -> None:
+def test_a_thousand_equal_passages_can_be_searched(options: IndexOptions) -> None:
     """Links of equal passages lead to one another alone: all are compared with then."""
     vectors = np.repeat(unit_vectors(1), 1000, axis=0)
-    labels, cosines = build_index(labelled(1000), vectors, engine=engine).search(vectors[:1], 100)
+    labels, cosines = build_index(labelled(1000), vectors, options=options).search(vectors[:1], 100)
     assert labels.shape == (1, 100)
     assert len(set(labels[0])) == 100
     assert np.allclose(cosines, 1.0, atol=1e-5)
 
 
-def test_what_is_hidden_is_never_found(engine: str, tmp_path: Path) -> None:
+def test_what_is_hidden_is_never_found(options: IndexOptions, tmp_path: Path) -> None:
     """Neither by the engine itself, nor once it was written and read again and hidden there."""
     labels, vectors = labelled(200), unit_vectors(200)
-    built = ENGINES[engine].build(labels, vectors, threads=1, told=lambda _done, _all: None)
-    built.save(tmp_path / ENGINES[engine].file)
-    opened = ENGINES[engine].load(tmp_path / ENGINES[engine].file, 200, 24)
+    built = engine_of(options).build(labels, vectors, threads=1, told=lambda _done, _all: None)
+    built.save(tmp_path / engine_of(options).file)
+    opened = engine_of(options).load(tmp_path / engine_of(options).file, 200, 24)
     for neighbours in (built, opened):
         found = neighbours.nearest(vectors[:9], 1, 50)
         assert found is not None
@@ -185,22 +182,26 @@ def test_what_is_hidden_is_never_found(engine: str, tmp_path: Path) -> None:
             assert found is None or not np.isin(found[0], labels[:9]).any()
 
 
-def test_a_file_of_another_size_is_refused_by_its_engine(engine: str, tmp_path: Path) -> None:
-    path = tmp_path / ENGINES[engine].file
-    built = ENGINES[engine].build(labelled(9), unit_vectors(9), threads=1, told=lambda _d, _a: None)
+def test_a_file_of_another_size_is_refused_by_its_engine(
+    options: IndexOptions, tmp_path: Path
+) -> None:
+    path = tmp_path / engine_of(options).file
+    built = engine_of(options).build(
+        labelled(9), unit_vectors(9), threads=1, told=lambda _d, _a: None
+    )
     built.save(path)
     with pytest.raises(ValueError, match="holds 9 passages and not 10"):
-        ENGINES[engine].load(path, 10, 24)
+        engine_of(options).load(path, 10, 24)
     with pytest.raises(ValueError, match=r".+"):
-        ENGINES[engine].load(tmp_path / "nothing", 9, 24)
+        engine_of(options).load(tmp_path / "nothing", 9, 24)
 
 
-def test_a_build_tells_how_far_it_is(engine: str) -> None:
+def test_a_build_tells_how_far_it_is(options: IndexOptions) -> None:
     told: list[tuple[int, int]] = []
     build_index(
         labelled(1500),
         unit_vectors(1500, 4),
-        engine=engine,
+        options=options,
         told=lambda done, total: told.append((done, total)),
     )
     assert len(told) > 1
@@ -208,9 +209,9 @@ def test_a_build_tells_how_far_it_is(engine: str) -> None:
     assert told[-1] == (1500, 1500)
 
 
-def test_chosen_vectors_come_as_they_were_put_in(engine: str) -> None:
+def test_chosen_vectors_come_as_they_were_put_in(options: IndexOptions) -> None:
     order = np.random.default_rng(1).permutation(50)
-    index = build_index(labelled(50)[order], unit_vectors(50)[order], engine=engine)
+    index = build_index(labelled(50)[order], unit_vectors(50)[order], options=options)
     chosen = labelled(50)[[31, 4, 4]]
     assert np.allclose(index.vectors(chosen), unit_vectors(50)[[31, 4, 4]], atol=1e-6)
     assert index.vectors(chosen[:0]).shape == (0, 24)
@@ -239,13 +240,13 @@ def test_a_question_of_another_dimension_is_refused() -> None:
 # ---- changes ----------------------------------------------------------------
 
 
-def test_what_is_new_is_compared_with_and_the_base_stays(engine: str) -> None:
+def test_what_is_new_is_compared_with_and_the_base_stays(options: IndexOptions) -> None:
     library = Passages(1200)
-    before = update_index(None, library.wanted(), engine=engine)
+    before = update_index(None, library.wanted(), options=options)
     library.embedded.clear()
     new = library.add(60)
     gone = library.drop(slice(100, 140))
-    after = update_index(before, library.wanted(), engine=engine)
+    after = update_index(before, library.wanted(), options=options)
     assert after.base is before.base
     assert library.embedded == new.tolist()
     assert (after.delta.labels.tolist(), after.gone.tolist()) == (new.tolist(), gone.tolist())
@@ -253,16 +254,16 @@ def test_what_is_new_is_compared_with_and_the_base_stays(engine: str) -> None:
     is_exactly(after, library, k=1220)
 
 
-def test_of_changes_one_after_the_other_the_last_counts(engine: str) -> None:
+def test_of_changes_one_after_the_other_the_last_counts(options: IndexOptions) -> None:
     """What came and went is in neither part; the base goes on until a tenth has changed."""
     library = Passages(1200)
-    index = update_index(None, library.wanted(), engine=engine)
+    index = update_index(None, library.wanted(), options=options)
     first, built = index.base, 0
     for step in range(12):
         library.add(9)
         library.drop(slice(1190 - 4 * step, 1196 - 4 * step))
         library.embedded.clear()
-        before, index = index, update_index(index, library.wanted(), engine=engine)
+        before, index = index, update_index(index, library.wanted(), options=options)
         built += index.base is not before.base
         assert len(library.embedded) == 9, "what is there already is not embedded again"
         is_exactly(index, library)
@@ -270,22 +271,22 @@ def test_of_changes_one_after_the_other_the_last_counts(engine: str) -> None:
     assert 1 <= built <= 2
 
 
-def test_a_label_that_means_another_text_now_is_not_the_old_one(engine: str) -> None:
+def test_a_label_that_means_another_text_now_is_not_the_old_one(options: IndexOptions) -> None:
     """A library that was restored, or begun anew, gives labels a second time."""
     library = Passages(1200)
-    index = update_index(None, library.wanted(), engine=engine)
+    index = update_index(None, library.wanted(), options=options)
     for row in (3, 700):
         library.rewrite(row)
-    index = update_index(index, library.wanted(), engine=engine)
+    index = update_index(index, library.wanted(), options=options)
     assert len(index.delta) == len(index.gone) == 2
     is_exactly(index, library)
     library.rewrite(3)  # and now it is one of the delta
     library.contents[3, 8] = 9
-    index = update_index(index, library.wanted(), engine=engine)
+    index = update_index(index, library.wanted(), options=options)
     assert len(index.delta) == 2
     is_exactly(index, library)
     library.contents[3] = contents_of(library.labels[3:4])[0]  # as it was at first
-    index = update_index(index, library.wanted(), engine=engine)
+    index = update_index(index, library.wanted(), options=options)
     is_exactly(index, library)
 
 
