@@ -42,6 +42,7 @@ from daemon.library.folders import (
 )
 from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
+from daemon.library.readers.pdf import ocr
 from daemon.library.store import Library
 from daemon.process.workers import ask
 
@@ -88,7 +89,7 @@ def look_through(
     tree = look(folder.path)
     with Library.open(library_path, read_only=True) as library:
         notes = library.notes.of(folder.name)
-    found = changes(notes, tree, before, now_ns())
+    found = changes(notes, tree, before, now_ns(), ("ocr",) if ocr.installed() else ())
     if tree.missing:
         trouble = (
             f"{tree.missing}; nothing that was read from it is removed meanwhile: mount its disk, "
@@ -154,6 +155,7 @@ class _UnderWay:
     pairs: list[Pair] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     passing: bool = False  # one of the causes is: it is tried again
+    lacks: str = ""  # as in `FileNote`
     size: int = 0
 
     @property
@@ -241,6 +243,7 @@ class _Reading:
         if isinstance(item, FileProblem):
             file.causes.append(_cause(item, self._folder.path / file.name))
             file.passing = file.passing or item.passing
+            file.lacks = file.lacks or item.lacks
         elif isinstance(item, Pair):
             named = tuple(prefix + one for one in item.positives)
             pair = replace(item, positives=named)
@@ -274,7 +277,7 @@ class _Reading:
             retry = retry_of(self.retries.get(file.name), stamp, self._now_ns())
         if retry is None:
             self.retries.pop(file.name, None)
-            yield file.part(replace(file.note, refused=refused))
+            yield file.part(replace(file.note, refused=refused, lacks=file.lacks))
             return
         self.retries[file.name] = retry
         at = datetime.fromtimestamp(retry.not_before_ns / 1e9, UTC)

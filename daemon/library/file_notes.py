@@ -32,11 +32,15 @@ UNFINISHED = Stamp(-1, 0, 0)
 
 @dataclass(frozen=True)
 class FileNote:
-    """A file as it was read; ``refused``: why it, or some of it, was not."""
+    """A file as it was read; ``refused``: why it, or some of it, was not.
+
+    ``lacks``: as in `FileProblem`; when it is here, the file is read again.
+    """
 
     stamp: Stamp
     digest: bytes  # SHA-256 of its content
     refused: str = ""
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,13 @@ class FileNotes:
         """By path below the folder."""
         with explained(self._path):
             rows = self._db.execute(
-                "SELECT path, size, mtime_ns, inode, digest, refused FROM file"
+                "SELECT path, size, mtime_ns, inode, digest, refused, lacks FROM file"
                 " WHERE collection = ?",
                 (collection,),
             )
             return {
-                os.fsdecode(path): FileNote(Stamp(size, mtime_ns, inode), digest, refused)
-                for path, size, mtime_ns, inode, digest, refused in rows
+                os.fsdecode(path): FileNote(Stamp(size, mtime_ns, inode), digest, *why)
+                for path, size, mtime_ns, inode, digest, *why in rows
             }
 
     def refused(self, collection: str, limit: int) -> tuple[int, list[tuple[str, str]]]:
@@ -160,10 +164,13 @@ class FileNotes:
     def _note(self, key: tuple[str, bytes], note: FileNote) -> None:
         stamp = note.stamp
         self._db.execute(
-            "INSERT INTO file(collection, path, size, mtime_ns, inode, digest, refused)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT(collection, path) DO UPDATE SET"
-            " size = ?3, mtime_ns = ?4, inode = ?5, digest = ?6, refused = ?7",
-            (*key, stamp.size, stamp.mtime_ns, stamp.inode, note.digest, note.refused),
+            "INSERT INTO file(collection, path, size, mtime_ns, inode, digest, refused, lacks)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT(collection, path) DO UPDATE SET"
+            " size = ?3, mtime_ns = ?4, inode = ?5, digest = ?6, refused = ?7, lacks = ?8",
+            (
+                *(*key, stamp.size, stamp.mtime_ns, stamp.inode),
+                *(note.digest, note.refused, note.lacks),
+            ),
         )
 
     def _mark(self, key: tuple[str, bytes], current: int) -> None:

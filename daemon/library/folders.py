@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,13 +143,22 @@ def cause_for_daemon(error: OSError) -> str:
 # ---- deciding --------------------------------------------------------------------
 
 
-def changes(notes: Mapping[str, FileNote], tree: Tree, before: Memory, now_ns: int) -> Changes:
-    """What is to be read, what waits, and what is gone; of a missing folder nothing."""
+def changes(
+    notes: Mapping[str, FileNote],
+    tree: Tree,
+    before: Memory,
+    now_ns: int,
+    here: Collection[str] = (),
+) -> Changes:
+    """What is to be read, what waits, and what is gone; of a missing folder nothing.
+
+    ``here``: of what files may have lacked (`FileNote.lacks`) that which is installed now.
+    """
     read: list[str] = []
     waiting: dict[str, Stamp] = {}
     for name, stamp in tree.files.items():
         note = notes.get(name)
-        if note is not None and note.stamp == stamp:
+        if note is not None and note.stamp == stamp and note.lacks not in here:
             continue
         retry = before.retries.get(name)
         if retry is not None and retry.stamp == stamp and now_ns < retry.not_before_ns:

@@ -48,6 +48,8 @@ CREATE TABLE file_document (
 ) WITHOUT ROWID;
 CREATE INDEX file_document_id ON file_document(document_id);
 """
+# What was not here to read all of a file: '', or 'ocr'.
+_LACKS = "ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';\n"
 _CATALOGUE = """
 CREATE TABLE facet (                   -- what documents are found by, beside their passages
   kind TEXT NOT NULL,                  -- title, author (a word of it), date, language, tag
@@ -84,7 +86,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}{_CATALOGUE}CREATE TABLE feature (
+{_WORDS}{_FILES}{_LACKS}{_CATALOGUE}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -121,7 +123,8 @@ ALTER TABLE passage ADD COLUMN begins INTEGER;
 ALTER TABLE passage ADD COLUMN ends INTEGER;
 """
 _REBUILD = "INSERT INTO passage_words(passage_words) VALUES ('rebuild');"
-# From format 2, which had no catalogue. `words_of` is `name_words`, as JSON.
+# From format 2, which had no catalogue and did not say what files lacked. `words_of` is
+# `name_words`, as JSON.
 _ENTER = """
 INSERT INTO facet
   SELECT 'title', word.value, d.id FROM document d, json_each(words_of(d.title)) word;
@@ -132,7 +135,7 @@ INSERT INTO facet SELECT 'language', language, id FROM document WHERE language !
 """
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
-    2: f"{_CATALOGUE} {_ENTER}",
+    2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
 }
 
 

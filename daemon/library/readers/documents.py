@@ -121,7 +121,8 @@ def answer_of(document_id: str) -> str:
 class FileProblem:
     """What was not read, why, and what to do; ``line`` and ``page`` count from 1.
 
-    ``passing``: it need not be the file's fault, and another try may go well.
+    ``passing``: it need not be the file's fault, and another try may go well. ``lacks``: what
+    is not installed here and would have read it.
     """
 
     path: str
@@ -129,6 +130,7 @@ class FileProblem:
     line: int | None = None
     page: int | None = None
     passing: bool = False
+    lacks: Literal["", "ocr"] = ""
 
     def __str__(self) -> str:
         where = self.path

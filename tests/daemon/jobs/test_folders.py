@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from daemon.jobs import folders
 from daemon.jobs.folders import Looked, look_through
@@ -94,6 +96,34 @@ def boxes() -> Iterator[None]:
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tesseract") is None, reason="tesseract-ocr is not installed")
+def test_pages_that_wait_for_ocr_are_read_when_it_is_there(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Image.new("L", (1240, 1754), 255)
+    font = ImageFont.load_default(size=60)
+    ImageDraw.Draw(page).text((120, 200), "Hemp rope is tarred", fill=0, font=font)
+    page.save(site.folder.path / "scan.pdf", resolution=150)
+
+    def looked(path: str) -> Looked:
+        monkeypatch.setenv("PATH", path)
+        with Boxes() as boxes:
+            monkeypatch.setattr(folders, "_boxes", boxes)
+            return site.look()
+
+    path, without = os.environ["PATH"], str(tmp_path / "no programs")
+    looked(without)
+    assert "install tesseract-ocr" in site.refused()["scan.pdf"]
+    looked(without)
+    assert site.given == [], "no look reads it in vain"
+    looked(path)
+    assert site.refused() == {}
+    assert "rope" in site.texts()["contracts/scan.pdf"]
+    looked(path)
+    assert site.given == []
 
 
 def test_a_file_appears_changes_moves_and_vanishes(site: Site) -> None:

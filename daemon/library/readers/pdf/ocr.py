@@ -24,7 +24,10 @@ from PIL import Image
 
 from daemon.library.readers.pdf.words import Word
 
-INSTALL = "install tesseract-ocr, with its package for each language, and read the file again"
+INSTALL = (
+    "install tesseract-ocr, with its package for each language; what lies in a watched folder is "
+    "read again then, and another file is to be ingested again"
+)
 _SECONDS = 100  # for an image; a dense page takes 10, and a reader has two minutes for each
 _PAGE_SECONDS = 200  # after which no further image of a page is begun
 _LEAST_SURE = 30  # of 100: what tesseract is less sure of is mostly dust
@@ -87,12 +90,19 @@ class Paced:
 
 @cache
 def engine() -> Engine | None:
-    """The engine that this machine has; None: there is none."""
+    """The engine that this machine had when this process first asked; None: there was none."""
     if path := shutil.which("tesseract"):
         return Tesseract(path)
-    if importlib.util.find_spec("rapidocr") and importlib.util.find_spec("onnxruntime"):
-        return RapidOcr()
-    return None
+    return RapidOcr() if _has_rapidocr() else None
+
+
+def installed() -> bool:
+    """Whether this machine has an engine now."""
+    return shutil.which("tesseract") is not None or _has_rapidocr()
+
+
+def _has_rapidocr() -> bool:
+    return all(map(importlib.util.find_spec, ("rapidocr", "onnxruntime")))
 
 
 class Tesseract:

@@ -106,7 +106,9 @@ class _Reader:
                 break
         if self._waiting:
             yield FileProblem(
-                self._path, f"images on {_named(self._waiting)} are not read: {ocr.INSTALL}"
+                self._path,
+                f"images on {_named(self._waiting)} are not read: {ocr.INSTALL}",
+                lacks="ocr",
             )
         elif not told:
             yield FileProblem(self._path, "no text on any page: nothing to ingest")
