@@ -147,6 +147,8 @@ class RetrievalSettings(Section):
     top_k: int = as_in("AskRequest", "top_k", 8, least=1)
     level: RetrievalLevel = "passage"
     generator: GeneratorName = "extractive"
+    cross_encoder: FilePath | None = None
+    cross_encoder_depth: int = Field(20, ge=2, le=50)
 
 
 @planned("min_pairs", "TrainingPlan")

@@ -61,7 +61,14 @@ from daemon.state.membership import Membership
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
-from daemon.wiring import Workers, limits_of, protocol_of, retriever_spec, state_of
+from daemon.wiring import (
+    Workers,
+    answering_options,
+    limits_of,
+    protocol_of,
+    retriever_spec,
+    state_of,
+)
 from peers.link.contacts import Tap
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
@@ -337,8 +344,7 @@ class Daemon:
                 willing=settings.training.willing,
                 min_pairs=settings.training.min_pairs,
                 tell_complexity=settings.depth.tell_complexity,
-                generator=settings.retrieval.generator,
-                level=settings.retrieval.level,
+                answering=answering_options(settings),
             ),
             learning=workers.learning,
             answering=workers.answering,

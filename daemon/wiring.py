@@ -12,6 +12,7 @@ import structlog
 
 from config.recipes import DepthOptions
 from config.settings import LimitsSettings, Settings
+from daemon.answering.options import AnsweringOptions
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
@@ -106,6 +107,12 @@ def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
         index=_index_options(settings, site),
         depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
     )
+
+
+def answering_options(settings: Settings) -> AnsweringOptions:
+    """How questions are answered."""
+    said = settings.retrieval.model_dump(exclude={"passage_tokens", "top_k"}, exclude_none=True)
+    return AnsweringOptions(**(said | {"cross_encoder": str(said.get("cross_encoder", ""))}))
 
 
 def _index_options(settings: Settings, site: str) -> IndexOptions:

@@ -1656,6 +1656,8 @@ class RankExplanation(_message.Message):
     TITLE_PART_FIELD_NUMBER: _builtins.int
     WORDS_PART_FIELD_NUMBER: _builtins.int
     INDEXED_FIELD_NUMBER: _builtins.int
+    CROSS_SCORE_FIELD_NUMBER: _builtins.int
+    PLACE_BEFORE_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     meaning_place: _builtins.int
     """by cosine, from 1; 0: it came after the index was made"""
@@ -1673,6 +1675,10 @@ class RankExplanation(_message.Message):
     """of the score: weight x share"""
     indexed: _builtins.bool
     """false: it came after the index was made, and the cosine is assumed"""
+    cross_score: _builtins.float
+    """what the cross-encoder gave it"""
+    place_before: _builtins.int
+    """by all the rest, before the cross-encoder ranked it anew; 0: it did not"""
     level: _builtins.str
     """what the cosine is of: passage, sentence (its best), or both (their mean)"""
     @_builtins.property
@@ -1696,11 +1702,13 @@ class RankExplanation(_message.Message):
         title_part: _builtins.float = ...,
         words_part: _builtins.float = ...,
         indexed: _builtins.bool = ...,
+        cross_score: _builtins.float = ...,
+        place_before: _builtins.int = ...,
         level: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosine", b"cosine", "indexed", b"indexed", "level", b"level", "meaning_place", b"meaning_place", "title_part", b"title_part", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place", "words_share", b"words_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosine", b"cosine", "cross_score", b"cross_score", "indexed", b"indexed", "level", b"level", "meaning_place", b"meaning_place", "place_before", b"place_before", "title_part", b"title_part", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place", "words_share", b"words_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
 
 if TYPE_CHECKING:
+    from daemon.answering.cross_encoder import CrossEncoder
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.dense.index import DenseIndex
     from daemon.library.levels import Sentences
@@ -40,8 +41,8 @@ class OpenVersion:
 
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
     usual ones (0). ``sentences``: where these are compared, and not passages alone.
-    ``generator``: of `GENERATORS`. ``embed_question`` and ``embed_sentences``: as the
-    retriever does.
+    ``generator``: of `GENERATORS`. ``cross_encoder``: ranks the best anew, where there is one.
+    ``embed_question`` and ``embed_sentences``: as the retriever does.
     """
 
     retriever: Retriever
@@ -55,6 +56,7 @@ class OpenVersion:
     weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
     generator: str = USUAL
+    cross_encoder: CrossEncoder | None = None
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
@@ -80,17 +82,21 @@ class OpenVersion:
         except NothingFits as error:
             raise QuestionRefusedError(str(error)) from None
         vector = self.embed_question(question)
-        return search(
+        depth = top_k if self.cross_encoder is None else max(top_k, self.cross_encoder.depth)
+        found = search(
             self.library,
             self.index,
             self.titles,
             question,
             vector,
-            top_k,
+            depth,
             self.weights,
             among,
             self.sentences,
         )
+        if self.cross_encoder is not None:
+            found = self.cross_encoder.ranked(question, found)
+        return found[:top_k]
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""

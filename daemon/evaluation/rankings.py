@@ -162,18 +162,28 @@ def _ranked(met: Sequence[Candidates], weights: RankingWeights) -> Labels:
 
 @dataclass(frozen=True)
 class Questions:
-    """What a ranking is made of; ``vanilla``: where every passage has its features."""
+    """What a ranking is made of; ``vanilla``: where every passage has its features.
+
+    ``anew``: as a cross-encoder has the best, where there is one.
+    """
 
     found: Retrieved
     vanilla: Labels | None
     weights: RankingWeights
+    anew: Labels | None = None
+
+
+def fused(asked: Questions) -> Labels:
+    """By meaning, titles and words together."""
+    return _ranked(asked.found.met, asked.weights)
 
 
 RANKINGS: dict[str, Callable[[Questions], Labels | None]] = {
     "bm25": lambda asked: asked.found.by_words,
     "vanilla": lambda asked: asked.vanilla,
     "dense": lambda asked: asked.found.dense,
-    "fused": lambda asked: _ranked(asked.found.met, asked.weights),
+    "fused": fused,
+    "cross-encoder": lambda asked: asked.anew,
 }
 """Those at the top of this module, in the order in which they are shown; None: not to be had."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from daemon.answering.embedding import (
     RememberedSentences,
     SentenceEmbedder,
 )
-from daemon.answering.generators import USUAL
+from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
 from daemon.evaluation.rankings import (
@@ -32,6 +33,7 @@ from daemon.evaluation.rankings import (
     Questions,
     exact,
     found_by,
+    fused,
     held_out,
     judged_rankings,
     weigh,
@@ -44,6 +46,7 @@ from daemon.library.contents import LibraryCounts
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
+from daemon.library.readers.documents import Pair
 from daemon.library.search import Ranked, RankingWeights
 from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
@@ -52,6 +55,7 @@ from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.store import embedded_by
 
 if TYPE_CHECKING:
+    from daemon.answering.cross_encoder import CrossEncoder
     from daemon.learning.retriever.retriever import Retriever
 
 
@@ -118,23 +122,22 @@ def open_version(
     versions: Path,
     model_digest: bytes,
     index_path: Path,
-    generator: str = USUAL,
     sentences_path: Path | None = None,
-    level: RetrievalLevel = "passage",
+    options: AnsweringOptions = AS_USUAL,
 ) -> OpenIndex:
-    """Make a model version with its index the one that answers, as the generator writes it.
+    """Make a model version with its index the one that answers, as ``options`` say.
 
     Says what that index holds, and how much of what it should find it finds.
     What titles and words count in its answers is found on the site's pairs for validation, of
     which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
     ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
-    ``level``: as in `daemon.library.levels`.
     Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
     new one is open already, with the usual weights.
     """
     global _open
     retriever = _retriever(spec)
+    cross_encoder = _cross_encoder(options.cross_encoder, options.cross_encoder_depth)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     index = load_index(index_path, embedded, options=spec.index)
     library = Library.open(library_path, read_only=True)
@@ -151,8 +154,9 @@ def open_version(
     embed_question = QuestionEmbedder(retriever)
     _open = OpenVersion(
         *(retriever, index, library, titles, model_digest, embed_question, embed_sentences),
-        sentences=_sentences(level, library, embed_sentences),
-        generator=generator,
+        sentences=_sentences(options.level, library, embed_sentences),
+        generator=options.generator,
+        cross_encoder=cross_encoder,
     )
     if previous is not None:
         previous.close()
@@ -208,7 +212,11 @@ def evaluate(split: str) -> Evaluation:
     vanilla = None
     if len(labels) == version.library.counts().passages:
         vanilla = exact(frozen, labels, vectors)
-    judged = judged_rankings(version.library, pairs, Questions(found, vanilla, version.weights))
+    asked = Questions(found, vanilla, version.weights)
+    if version.cross_encoder is not None:
+        anew = _ranked_anew(version.cross_encoder, version.library, pairs, asked)
+        asked = replace(asked, anew=anew)
+    judged = judged_rankings(version.library, pairs, asked)
     before = judged.get("vanilla")
     return Evaluation(
         split=split,
@@ -224,6 +232,19 @@ def evaluate(split: str) -> Evaluation:
         weights=version.weights,
         weighed_by=version.weighed_by,
     )
+
+
+def _ranked_anew(
+    cross_encoder: CrossEncoder, library: Library, pairs: Sequence[Pair], asked: Questions
+) -> list[list[int]]:
+    """What people get, of each pair: the best by all the rest, as the cross-encoder has them."""
+    found = []
+    for pair, labels in zip(pairs, fused(asked), strict=True):
+        passages = library.passages_by_rowid(labels)
+        ranked = [Ranked(passages[label], 0.0) for label in labels if label in passages]
+        anew = cross_encoder.ranked(pair.query, ranked)
+        found.append([one.passage.rowid for one in anew])
+    return found
 
 
 def forget_removed(library_path: Path, sentences_path: Path) -> None:
@@ -265,6 +286,13 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     )
     weights = weigh(version.library, pairs, found.met)
     return replace(version, weights=weights, weighed_by=len(pairs))
+
+
+@functools.lru_cache(maxsize=1)
+def _cross_encoder(folder: str, depth: int) -> CrossEncoder | None:
+    from daemon.answering.cross_encoder import CrossEncoder
+
+    return CrossEncoder.load(Path(folder), depth) if folder else None
 
 
 def _sentences(

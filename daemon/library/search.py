@@ -61,6 +61,8 @@ class Explanation:
     Places count from 1; 0: not in that ranking. ``level``: what of the passage the cosine is
     of (`daemon.library.levels`). ``indexed``: whether the index holds it; the cosine of one
     that came later is that of the passage whose place by meaning is its place by words.
+    ``cross_score``, ``place_before``: of one that a cross-encoder has ranked anew
+    (`daemon.answering.cross_encoder`), its score there and its place by all the rest.
     """
 
     meaning_place: int  # by cosine
@@ -72,6 +74,8 @@ class Explanation:
     words_part: float
     indexed: bool
     level: RetrievalLevel
+    cross_score: float = 0.0
+    place_before: int = 0  # 0: it was not ranked anew
 
 
 @dataclass(frozen=True)

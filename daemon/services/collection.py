@@ -18,9 +18,8 @@ from typing import TypeVar
 
 import structlog
 
-from config.kinds import RetrievalLevel
 from daemon.answering.answering import Answered
-from daemon.answering.generators import USUAL
+from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as answering_jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
@@ -118,8 +117,7 @@ class CollectionSettings:
     willing: bool
     min_pairs: int
     tell_complexity: bool = False
-    generator: str = USUAL
-    level: RetrievalLevel = "passage"
+    answering: AnsweringOptions = AS_USUAL
 
 
 @dataclass(frozen=True)
@@ -431,9 +429,8 @@ class Collection:
             self.versions,
             digest,
             path,
-            self._settings.generator,
             self._sentences,
-            self._settings.level,
+            self._settings.answering,
         )
         accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:

@@ -407,6 +407,8 @@ def _explained(passage: FoundPassage) -> Iterator[str]:
     yield f"title: {why.title_share:.2f} of the question{_quoted(why.title_words)}"
     share = f", {why.words_share:.2f} of the question" if why.words_place else ""
     yield f"words: {_in_place(why.words_place)}{share}{_quoted(why.words)}"
+    if why.place_before:
+        yield f"cross-encoder: {why.cross_score:.4f}; place {why.place_before} before"
 
 
 # What of a passage was compared; nothing is said of a whole one.

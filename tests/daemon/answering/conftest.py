@@ -6,11 +6,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from config.kinds import RetrievalLevel
+from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -67,12 +68,12 @@ class Site:
         self,
         digest: bytes | None = None,
         index: Path | None = None,
-        level: RetrievalLevel = "passage",
+        **options: Any,
     ) -> None:
         answering.open_version(
             *(self.spec, self.library, self.versions, digest or self.digest, index or self.index),
             sentences_path=self.sentences,
-            level=level,
+            options=AnsweringOptions(**options),
         )
 
     def other_version(self) -> bytes:
