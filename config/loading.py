@@ -27,6 +27,7 @@ from config.settings import (
     LearningSettings,
     LibrarySettings,
     NegativesSettings,
+    NextRetrieverSettings,
     PrivacySettings,
     RetrievalSettings,
     RetrieverSettings,
@@ -285,15 +286,25 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             f"less than rounds.phase_deadline_s = {rounds.phase_deadline_s}",
             "lower it, or phases end before a site is seen to be there",
         )
-    if isinstance(retriever, RetrieverSettings) and isinstance(retrieval, RetrievalSettings):
-        room = retriever.max_tokens - _SPECIAL_TOKENS
-        if retrieval.passage_tokens > room:
-            yield Problem(
-                "retrieval.passage_tokens",
-                str(retrieval.passage_tokens),
-                f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
-                "lower it or raise max_tokens, or the end of a passage is never embedded",
-            )
+    if isinstance(retrieval, RetrievalSettings):
+        for name in ("retriever", "next_retriever"):
+            yield from _passage_problems(name, sections.get(name), retrieval)
+
+
+def _passage_problems(
+    name: str, retriever: Section | None, retrieval: RetrievalSettings
+) -> Iterator[Problem]:
+    """Passages that are longer than what an encoder reads of them."""
+    if not isinstance(retriever, RetrieverSettings | NextRetrieverSettings):
+        return
+    room = retriever.max_tokens - _SPECIAL_TOKENS
+    if retriever.encoder is not None and retrieval.passage_tokens > room:
+        yield Problem(
+            "retrieval.passage_tokens",
+            str(retrieval.passage_tokens),
+            f"at most {name}.max_tokens - {_SPECIAL_TOKENS} = {room}",
+            "lower it or raise max_tokens, or the end of a passage is never embedded",
+        )
 
 
 def _folder_problems(library: LibrarySettings, site: SiteSettings) -> Iterator[Problem]:

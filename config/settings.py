@@ -121,6 +121,17 @@ class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
+class NextRetrieverSettings(Section):
+    """``[next_retriever]``: the encoder that is to follow that of ``[retriever]``."""
+
+    encoder: EncoderName | None = None  # None: none is
+    max_tokens: int = Field(256, ge=16, le=512)
+    query_prompt: Prompt | None = None
+    passage_prompt: Prompt | None = None
+    query_pooling: Pooling | None = None
+    passage_pooling: Pooling | None = None
+
+
 class LibrarySettings(Section):
     """``[library]``: folders whose files the daemon reads by itself, by collection."""
 
@@ -273,6 +284,7 @@ class Settings(Section):
     limits: LimitsSettings
     control: ControlSettings
     retriever: RetrieverSettings
+    next_retriever: NextRetrieverSettings
     library: LibrarySettings
     index: IndexSettings
     retrieval: RetrievalSettings

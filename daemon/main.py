@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import ckks, integers
 from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.options import EncoderError, LearningError, RetrieverDescription
+from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.store import PersonalStore
 from daemon.process import faultpoints
@@ -57,24 +59,27 @@ from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
+from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
 from daemon.wiring import (
+    Retrievers,
     Workers,
     answering_options,
     limits_of,
+    named_in_force,
     protocol_of,
     retriever_spec,
+    retrievers_of,
     state_of,
 )
 from peers.link.contacts import Tap
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
 from peers.plans import robust
-from peers.rounds.protocol import Protocol
-from peers.wire.manifest import ManifestError
+from peers.wire.manifest import ManifestError, NamedRetriever
 from peers.wire.messages import SOFTWARE_VERSION
 
 log = structlog.get_logger()
@@ -109,6 +114,7 @@ class Daemon:
         self._state = state_of(settings)
         self._tap = tap
         self._membership = Membership(settings)
+        # Until it is known which one is in use.
         self._spec = retriever_spec(settings, self._membership.identity.site_id)
         self._notifier = Notifier.from_environment()
         self._lag = LoopLag()
@@ -135,7 +141,9 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        driver, curve, described = await self._make_driver(workers, stack)
+        driver, curve, retrievers = await self._make_driver(workers, stack)
+        self._spec = retrievers.spec
+        described = retrievers.described
         audit = await self._open_audit(driver, stack)
         transport = self._make_transport(driver, audit)
         personaliser = self._make_personaliser(driver, workers, transport, audit)
@@ -167,7 +175,8 @@ class Daemon:
                 ),
             ]
             await running.wait()
-            driver.collection.adopt(driver.protocol.durable.head_digest)
+            driver.collection.adopt(await self._first_version(driver, workers.learning))
+            tasks.append(group.create_task(_train_when_embedded(driver)))
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
@@ -178,7 +187,7 @@ class Daemon:
             tasks.append(group.create_task(self._spread(driver, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            around = self._context(driver, workers, audit, curve, personaliser)
+            around = self._context(driver, workers, audit, curve, personaliser, retrievers)
             await control.start(around)
             stack.push_async_callback(control.stop)
             tasks.append(group.create_task(around.services.folders.run()))
@@ -190,6 +199,15 @@ class Daemon:
             log.info("stopping")
             for task in tasks:
                 task.cancel()
+
+    async def _first_version(self, driver: Driver, learning: Worker) -> bytes:
+        """What answers as soon as it is indexed, until a round commits the next version."""
+        newest = await driver.catch_up.newest_ours(driver.protocol.durable.head_digest)
+        if newest:
+            return newest
+        return await learning.run(
+            learning_jobs.write_initial_version, self._spec, self._state.versions
+        )
 
     async def _spread(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
         """Take newer manifests from peers, and do what a reload does."""
@@ -231,14 +249,20 @@ class Daemon:
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         return ProgressBoard(traffic, attempts)
 
-    def _make_curve(self, protocol: Protocol, store: Store, learning: Worker) -> Curve:
+    def _make_curve(
+        self,
+        spec: RetrieverSpec,
+        store: Store,
+        learning: Worker,
+        head: Callable[[], tuple[int, bytes]],
+    ) -> Curve:
         return Curve(
-            spec=self._spec,
+            spec=spec,
             state=self._state,
             store=store,
             learning=learning,
             questions=self._settings.evaluation.curve_questions,
-            head=lambda: (protocol.durable.head_round, protocol.durable.head_digest),
+            head=head,
         )
 
     async def _make_desk(
@@ -256,9 +280,8 @@ class Daemon:
         self, driver: Driver, workers: Workers, transport: Transport, audit: AuditLog
     ) -> Personaliser:
         site = driver.identity.site_id
-        spec = self._spec
         return Personaliser(
-            Personal.of(self._settings, spec, driver.shapes.digest, site),
+            Personal.of(self._settings, self._spec, driver.shapes.digest, site),
             learning=workers.learning,
             collection=driver.collection,
             protocol=driver.protocol,
@@ -280,17 +303,22 @@ class Daemon:
 
     async def _make_driver(
         self, workers: Workers, stack: AsyncExitStack
-    ) -> tuple[Driver, Curve, RetrieverDescription]:
-        settings, membership = self._settings, self._membership
-        state, spec = self._state, self._spec
+    ) -> tuple[Driver, Curve, Retrievers]:
+        settings, membership, state = self._settings, self._membership, self._state
         store = await asyncio.to_thread(Store, state.store)
         stack.callback(store.close)
         ledger = await asyncio.to_thread(PrivacyLedger, state.privacy)
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         log.info("loading the encoder", encoder=settings.retriever.encoder)
-        described = await workers.learning.run(learning_jobs.describe, spec)
+        wanted = await asyncio.to_thread(named_in_force, store, membership)
+        retrievers = await retrievers_of(
+            settings, membership.identity.site_id, workers.learning, wanted
+        )
+        spec, described = retrievers.spec, retrievers.described
         await asyncio.to_thread(sweep, state.root)
+        if wanted is not None and wanted.digest == retrievers.name.digest:
+            await asyncio.to_thread(_change_retriever, store, state, wanted)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
@@ -311,9 +339,13 @@ class Daemon:
             keep_versions=settings.rounds.keep_versions,
             feed=events.feed,
         )
-        curve = self._make_curve(protocol, store, workers.learning)
+
+        def newest() -> tuple[int, bytes]:
+            return protocol.durable.head_round, collection.wanted
+
+        curve = self._make_curve(spec, store, workers.learning, newest)
         listeners = Listeners(catch_up.suspect_head, curve.answers, curve.changed)
-        collection = self._make_collection(workers, listeners)
+        collection = self._make_collection(retrievers, workers, listeners)
         await collection.prepare()
         driver = Driver(
             credentials=Credentials(membership.identity, membership.trust),
@@ -331,12 +363,15 @@ class Daemon:
             ),
             computing=Computing(workers.learning, workers.crypto, spec, collection.library_path),
         )
-        return driver, curve, described
+        return driver, curve, retrievers
 
-    def _make_collection(self, workers: Workers, listeners: Listeners) -> Collection:
+    def _make_collection(
+        self, retrievers: Retrievers, workers: Workers, listeners: Listeners
+    ) -> Collection:
         settings = self._settings
         return Collection(
-            spec=self._spec,
+            spec=retrievers.spec,
+            stand_in=retrievers.stand_in,
             state=self._state,
             settings=CollectionSettings(
                 passage_tokens=settings.retrieval.passage_tokens,
@@ -392,6 +427,7 @@ class Daemon:
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
+        retrievers: Retrievers,
     ) -> ServiceContext:
         pairs, library = self._make_pairs(driver, workers), self._settings.library
         services = Services(
@@ -417,6 +453,7 @@ class Daemon:
         return ServiceContext(
             driver=driver,
             settings=self._settings,
+            coming=retrievers.coming,
             personal=PersonalStore(self._state.personal, driver.shapes.digest),
             audit=audit,
             services=services,
@@ -487,6 +524,22 @@ class Daemon:
             f"site {driver.identity.site_id}, round {driver.protocol.head_round}, "
             f"manifest {driver.protocol.manifest.version}"
         )
+
+
+async def _train_when_embedded(driver: Driver) -> None:
+    """Behind a change of encoder this site trains again when its passages are embedded."""
+    if not driver.collection.embedded.is_set():
+        await driver.collection.embedded.wait()
+        await driver.readiness.refresh()
+
+
+def _change_retriever(store: Store, state: StateFolder, wanted: NamedRetriever) -> None:
+    """Train with what the manifest in force names, if this site has trained with another."""
+    if store.retriever in (b"", wanted.digest):
+        return
+    log.info("another encoder is in force", retriever=str(wanted))
+    state.residual.unlink(missing_ok=True)  # of updates of the other one
+    store.change_retriever(wanted.digest)
 
 
 def _traffic(transport: Transport) -> tuple[int, int]:

@@ -6,28 +6,39 @@ import asyncio
 import resource
 import secrets
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import structlog
 
 from config.recipes import DepthOptions
-from config.settings import LimitsSettings, Settings
+from config.settings import (
+    LimitsSettings,
+    NextRetrieverSettings,
+    RetrieverSettings,
+    Settings,
+)
 from daemon.answering.options import AnsweringOptions
+from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
+from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
+from daemon.services.collection import StandIn
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.store import Store
+from daemon.state.versions import is_sound
 from peers.attempts import effects as do
 from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
 from peers.link.servicer import Limits
 from peers.plans.policy import Policy
+from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.rounds.replica import Member, Replica, Stored, Verification
+from peers.wire.manifest import NamedRetriever
 from peers.wire.messages import INCARNATION_BYTES
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -85,7 +96,8 @@ class Workers:
         await asyncio.gather(*(worker.stop() for worker in self.all))
 
 
-_READING = [field.name for field in fields(ReadingOptions)]
+def _reading_of(said: RetrieverSettings | NextRetrieverSettings) -> ReadingOptions:
+    return ReadingOptions(**{one.name: getattr(said, one.name) for one in fields(ReadingOptions)})
 
 
 def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
@@ -95,7 +107,7 @@ def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
         encoder=retriever.encoder,
         adapt=retriever.adapt,
         max_tokens=retriever.max_tokens,
-        reading=ReadingOptions(**{name: getattr(retriever, name) for name in _READING}),
+        reading=_reading_of(retriever),
         device=retriever.device,
         threads=settings.workers.threads,
         lora_rank=retriever.lora_rank,
@@ -118,6 +130,81 @@ def answering_options(settings: Settings) -> AnsweringOptions:
 def _index_options(settings: Settings, site: str) -> IndexOptions:
     said = settings.index.model_dump(exclude_none=True)
     return IndexOptions(**{name: str(value) for name, value in said.items()}, owner=site)
+
+
+@dataclass(frozen=True)
+class Retrievers:
+    """What this site can read, and which of it is in use.
+
+    ``coming``: of ``[next_retriever]``, as a manifest may name it; None: it has none, or uses
+    it. ``stand_in``: what answers until passages are embedded by the one in use; None: that is
+    the only one, or there is no such index.
+    """
+
+    spec: RetrieverSpec
+    described: RetrieverDescription
+    coming: NamedRetriever | None = None
+    stand_in: StandIn | None = None
+
+    @property
+    def name(self) -> NamedRetriever:
+        """Of the one in use, as a manifest may name it."""
+        return named(self.described)
+
+
+def named(described: RetrieverDescription) -> NamedRetriever:
+    """A retriever as a manifest may name it."""
+    return NamedRetriever(described.shape_manifest.digest, described.shape_manifest.total)
+
+
+async def retrievers_of(
+    settings: Settings, site: str, learning: Worker, wanted: NamedRetriever | None
+) -> Retrievers:
+    """Use ``[next_retriever]`` where that is ``wanted``, and ``[retriever]`` otherwise.
+
+    Raises EncoderError when one that the settings name can't be had.
+    """
+    first, following = retriever_spec(settings, site), settings.next_retriever
+    if following.encoder is None:
+        return Retrievers(first, await learning.run(learning_jobs.describe, first))
+    second = replace(
+        first,
+        encoder=following.encoder,
+        max_tokens=following.max_tokens,
+        reading=_reading_of(following),
+    )
+    after = await learning.run(learning_jobs.describe, second)
+    before = await learning.run(learning_jobs.describe, first)
+    if wanted is None or wanted.digest != after.shape_manifest.digest:
+        return Retrievers(first, before, coming=named(after))
+    state = state_of(settings)
+    stand_in = await asyncio.to_thread(_stand_in, state, first, before.shape_manifest.digest)
+    return Retrievers(second, after, stand_in=stand_in)
+
+
+def _stand_in(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes) -> StandIn | None:
+    """The newest version of the retriever of before that has an index here."""
+    files = state.versions.glob("*.safetensors")
+    for path in sorted(files, key=lambda one: one.stat().st_mtime_ns, reverse=True):
+        digest = bytes.fromhex(path.stem)
+        embedded = embedded_by(spec.personal, spec.personal_folder, digest)
+        indexed = any(state.index.glob(f"{embedded.hex()}-*"))
+        if indexed and is_sound(state.versions, digest, shape_digest):
+            return StandIn(spec, digest)
+    return None
+
+
+def named_in_force(store: Store, membership: Membership) -> NamedRetriever | None:
+    """The retriever that the manifest in force names; None: it names none. Raises StoreError."""
+    if not store.retriever:
+        return membership.manifest.retriever
+    durable = store.load(membership.identity.federation_id, store.retriever, b"")
+    return ManifestInForce.of_state(
+        membership.manifest,
+        membership.manifest_of,
+        store.certificate(durable.head_round),
+        durable.state,
+    ).current.retriever
 
 
 def state_of(settings: Settings) -> StateFolder:

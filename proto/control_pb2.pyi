@@ -77,6 +77,9 @@ class StatusReply(_message.Message):
     AUDIT_BREAKS_FIELD_NUMBER: _builtins.int
     INDEX_RECALL_FIELD_NUMBER: _builtins.int
     INDEX_ENGINE_FIELD_NUMBER: _builtins.int
+    RETRIEVER_FIELD_NUMBER: _builtins.int
+    NEXT_RETRIEVER_FIELD_NUMBER: _builtins.int
+    WANTED_DIGEST_FIELD_NUMBER: _builtins.int
     PASSAGES_WAITING_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
@@ -138,6 +141,12 @@ class StatusReply(_message.Message):
     """share of the ten nearest passages that the index finds, measured when it was built; 0: none is open yet"""
     index_engine: _builtins.str
     """what searches the index that questions are answered from; "": none is open yet"""
+    retriever: _builtins.str
+    """in use: DIGEST:VALUES, as a manifest may name it"""
+    next_retriever: _builtins.str
+    """likewise that of [next_retriever], which is not in use; empty: none"""
+    wanted_digest: _builtins.bytes
+    """version that questions are to be answered with, when it is indexed"""
     passages_waiting: _builtins.int
     """of passages, those that are embedded and indexed yet: words alone find them"""
     @_builtins.property
@@ -188,11 +197,14 @@ class StatusReply(_message.Message):
         audit_breaks: _abc.Iterable[Global___AuditBreak] | None = ...,
         index_recall: _builtins.float = ...,
         index_engine: _builtins.str = ...,
+        retriever: _builtins.str = ...,
+        next_retriever: _builtins.str = ...,
+        wanted_digest: _builtins.bytes = ...,
         passages_waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

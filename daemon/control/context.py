@@ -37,6 +37,7 @@ from daemon.state.privacy_ledger import LedgerError
 from peers.rounds.runs import RunRefused
 from peers.wire.bounds import Rule, rule_for
 from peers.wire.errors import RemoteProtocolError
+from peers.wire.manifest import NamedRetriever
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
 from proto.bounds import bounds_of
@@ -86,10 +87,14 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """What the daemon knows about itself beside its driver."""
+    """What the daemon knows about itself beside its driver.
+
+    ``coming``: the retriever of ``[next_retriever]`` where that is not in use; None: none.
+    """
 
     driver: Driver
     settings: Settings
+    coming: NamedRetriever | None
     personal: PersonalStore
     audit: AuditLog
     services: Services

@@ -16,7 +16,8 @@ from daemon.state.audit_format import AuditError, BreakRecord
 from daemon.state.expiry import expiries, warnings
 from peers.link.contacts import PeerStatistics
 from peers.rounds.evidence import WORDS
-from peers.wire.manifest import FederationManifest
+from peers.rounds.protocol import Protocol
+from peers.wire.manifest import FederationManifest, NamedRetriever
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import control_pb2 as control
 
@@ -69,7 +70,10 @@ class StatusCalls(Calls):
             certificate_expires_unix_s=int(driver.identity.not_after.timestamp()),
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
-            encoder=around.settings.retriever.encoder,
+            encoder=around.services.personaliser.spec.encoder,
+            retriever=str(NamedRetriever(driver.shapes.digest, driver.shapes.total)),
+            next_retriever=str(around.coming or ""),
+            wanted_digest=driver.collection.wanted,
             last_error=self._last_error(),
             audit_entries=audit_entries,
             audit_head=audit_head,
@@ -78,6 +82,7 @@ class StatusCalls(Calls):
                 *self._broken(),
                 *warnings(expiries(driver.identity, driver.trust, seen)),
                 *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
+                *other_retriever(driver.protocol, around.coming),
                 *shut_out(driver.identity.site_id, driver.manifest, seen),
                 *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
                 *around.services.folders.warnings,
@@ -212,6 +217,18 @@ def _user_name(actor: str) -> dict[str, str]:
         return {"user": pwd.getpwuid(int(actor.removeprefix("uid:"))).pw_name}
     except KeyError:
         return {}
+
+
+def other_retriever(protocol: Protocol, coming: NamedRetriever | None) -> list[str]:
+    """That rounds train another encoder than this site uses, and what to do here."""
+    cause, wanted = protocol.other_retriever, protocol.manifest.retriever
+    if not cause:
+        return []
+    remedy = "name that encoder in [next_retriever] and restart fedd"
+    if coming is not None and wanted is not None and coming.digest == wanted.digest:
+        remedy = "it is that of [next_retriever]: restart fedd"
+    meanwhile = "Until then it answers as before and votes, and takes no part in training"
+    return [f"{cause}: {remedy}. {meanwhile}"]
 
 
 def shut_out(

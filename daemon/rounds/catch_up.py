@@ -77,6 +77,10 @@ class History(Protocol):
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """Raises CertificateError."""
 
+    @property
+    def most_values(self) -> int:
+        """Of the versions of any retriever that a manifest names; 0: none names one."""
+
 
 class Holder(Protocol):
     """Whose head is kept sound; daemon/rounds/driver.py's Driver."""
@@ -145,8 +149,31 @@ class CatchUp:
             self._fetching.discard(digest)
 
     async def is_here(self, digest: bytes) -> bool:
-        """Whether a version is on this site's disk, every byte of it."""
+        """Whether a version is on this site's disk, every byte of it; of whatever retriever."""
+        return await asyncio.to_thread(is_sound, self.state.versions, digest)
+
+    async def is_ours(self, digest: bytes) -> bool:
+        """Whether it is, and of the retriever in use here: it can answer."""
         return await asyncio.to_thread(is_sound, self.state.versions, digest, self.shapes.digest)
+
+    async def newest_ours(self, head: bytes) -> bytes:
+        """The version to answer with from a start on; empty: the encoder as it comes.
+
+        That is the head, also where it has yet to come; or where that is of another retriever,
+        the newest version of the one in use that is on the disk.
+        """
+        if await self.is_ours(head) or not await self.is_here(head):
+            return head
+        for commit in reversed(await asyncio.to_thread(self.store.rounds, 0, 0)):
+            digest = commit.certificate.body.model_digest
+            if version_path(self.state.versions, digest).exists() and await self.is_ours(digest):
+                return digest
+        return b""
+
+    @property
+    def _largest_file(self) -> int:
+        """Bytes of a version's file at most, ours or what a manifest names."""
+        return largest_file(max(self.shapes.total, self._history.most_values))
 
     async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
         """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
@@ -155,7 +182,7 @@ class CatchUp:
         this version: another one is asked as well as soon as no byte comes.
         """
         arriving = self.state.arriving
-        await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self.shapes))
+        await asyncio.to_thread(self._make_room, arriving, 2 * self._largest_file)
         reasons: list[str] = []
         calls: dict[asyncio.Task[None], str] = {}
         size = -1
@@ -190,11 +217,8 @@ class CatchUp:
         try:
             if not await asyncio.to_thread(incoming.exists):  # whole, but the disk was full
                 name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
-                most = largest_file(self.shapes)
-                await transport.pull(site, name, incoming, at_most=most)
-            await asyncio.to_thread(
-                import_version, incoming, self.state.versions, digest, self.shapes.digest
-            )
+                await transport.pull(site, name, incoming, at_most=self._largest_file)
+            await asyncio.to_thread(import_version, incoming, self.state.versions, digest)
         finally:
             self._active_pulls.discard(incoming)
         await asyncio.to_thread(_discard_all, self.state.arriving, digest)
@@ -232,7 +256,8 @@ class CatchUp:
             else:
                 log.info("model version fetched again", model=digest.hex()[:12])
                 await self._feed(do.VersionHere(digest))  # the protocol may have asked meanwhile
-                driver.collection.adopt(digest)
+                if await self.is_ours(digest):
+                    driver.collection.adopt(digest)
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:
         """Remove versions beside the newest few, so that the disk stays bounded."""

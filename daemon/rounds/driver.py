@@ -432,9 +432,10 @@ class Driver:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
         self._errors.committed(effect.round)
-        self.collection.adopt(effect.model_digest)
-        attached = self._running.attached
-        attached.committed(effect.round, effect.model_digest)
+        attached, ours = self._running.attached, await self.catch_up.is_ours(effect.model_digest)
+        if ours:
+            self.collection.adopt(effect.model_digest)
+            attached.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(self._keep_residual, effect)
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
@@ -442,10 +443,10 @@ class Driver:
         if self.privacy.committed():
             self._start_task(self.readiness.refresh())
         await self.catch_up.forget_old_versions(
-            {effect.model_digest, self.collection.served_digest}
+            {effect.model_digest, self.collection.served_digest, self.collection.wanted}
         )
         run = self.protocol.run
-        if run is not None and run.target_round <= effect.round:
+        if ours and run is not None and run.target_round <= effect.round:
             attached.run_ended()
 
     def _keep_residual(self, effect: do.Adopt) -> None:

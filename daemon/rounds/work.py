@@ -33,6 +33,7 @@ from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.readiness import Readiness
 from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget
+from daemon.state.versions import is_sound, shape_of
 from peers.attempts import effects as do
 from peers.plans.policy import terms_of
 from peers.wire.errors import RemoteProtocolError
@@ -78,6 +79,7 @@ class AttemptWork:
         self._progress = progress
         self._jobs = {mode: jobs(context) for mode, jobs in JOBS.items()}
         self._state = AttemptState(0, 0, folders.spool / "none")
+        self._beginning = b""  # the encoder as it comes, as a version
 
     @property
     def plan(self) -> pb.Plan | None:
@@ -162,13 +164,14 @@ class AttemptWork:
     async def train(self, effect: do.Train) -> None:
         """Train from the parent version; the end tells no more than the update's scale."""
         plan, computing, update = effect.plan, self._computing, self._state.update
+        base = await self._base(plan.parent_digest)
         work = computing.learning.run_reporting(
             self._progress.training,
             learning_jobs.train,
             computing.spec,
             computing.library,
             self._folders.versions,
-            plan.parent_digest,
+            base,
             _options(plan),
             plan.round,
             self._site,
@@ -193,6 +196,22 @@ class AttemptWork:
             (terms, plan.training.bits) if terms else None,
         )
         await self._feed(do.LocalTrained(*effect.at, tuple(exponents)))
+
+    async def _base(self, parent: bytes) -> bytes:
+        """The version on this disk that training begins at: the parent, or the encoder as it comes.
+
+        The latter where the parent is of the encoder that was in force before. A version's name
+        covers its retriever and the beginning is the same bits everywhere, so all go alike.
+        Raises VersionError when the parent is missing or damaged.
+        """
+        versions, ours = self._folders.versions, self._context.shapes.digest
+        if await asyncio.to_thread(shape_of, versions, parent) == ours:
+            return parent
+        if not await asyncio.to_thread(is_sound, versions, self._beginning, ours):
+            self._beginning = await self._computing.learning.run(
+                learning_jobs.write_initial_version, self._computing.spec, versions
+            )
+        return self._beginning
 
     @property
     def _site(self) -> str:
@@ -276,7 +295,7 @@ class AttemptWork:
             shapes.sizes,
             effect.scale_exponents,
             effect.total_weight,
-            effect.parent_digest,
+            await self._base(effect.parent_digest),
             shapes.digest,
             self._folders.versions,
             _summed(plan, len(effect.contributors)),

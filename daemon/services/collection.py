@@ -3,7 +3,8 @@
 The arithmetic runs in two workers. The *learning* worker cuts, embeds and
 indexes; the *answering* worker holds one whole version (encoder, index, library)
 and answers with it. A new version, or new documents, are indexed in the
-background and swapped in at once: until then the old one answers.
+background and swapped in at once: until then the old one answers. Behind a change of
+encoder that is a version of the encoder before, over restarts, too (`StandIn`).
 """
 
 from __future__ import annotations
@@ -121,6 +122,14 @@ class CollectionSettings:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A version that answers until the passages are embedded by the encoder in use."""
+
+    spec: RetrieverSpec
+    model_digest: bytes
+
+
+@dataclass(frozen=True)
 class Listeners:
     """Who is told: a version can't be read, one answers from now on, documents or pairs change."""
 
@@ -141,6 +150,7 @@ class Collection:
         learning: Worker,
         answering: Worker,
         listeners: Listeners,
+        stand_in: StandIn | None = None,
     ) -> None:
         self.library_path = state.library
         self.changes = LibraryChanges()
@@ -152,7 +162,11 @@ class Collection:
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
-        self._spec = spec
+        self._spec = self._served_spec = spec
+        self._stand_in = stand_in
+        self.embedded = asyncio.Event()  # by the encoder in use, or it is the only one
+        if stand_in is None:
+            self.embedded.set()
         self.versions = state.versions
         self._index_root = state.index
         self._sentences = state.sentences
@@ -300,6 +314,9 @@ class Collection:
         pairs = (await self.counts()).pairs_train if learned == "supplied" else self._trainable
         if not self._settings.willing:
             return do.Situation(pairs, willing=False, reason="training.willing is off here")
+        if not self.embedded.is_set():
+            reason = "is embedding its passages with the new encoder"
+            return do.Situation(pairs, willing=False, reason=reason)
         if pairs < self._settings.min_pairs:
             reason = (
                 f"has {pairs} training pairs and needs {self._settings.min_pairs} "
@@ -319,6 +336,16 @@ class Collection:
         self._settled.clear()
         self._dirty.set()
 
+    @property
+    def readable_digest(self) -> bytes:
+        """The version that answers, unless it stands in for one of the encoder in use."""
+        return self.served_digest if self._served_spec == self._spec else b""
+
+    @property
+    def wanted(self) -> bytes:
+        """The version that questions are, or are to be, answered with; empty: none yet."""
+        return self._wanted_digest
+
     def wants(self, model_digest: bytes) -> bool:
         """Whether questions are, or are to be, answered with this version."""
         return self._wanted_digest == model_digest
@@ -326,11 +353,18 @@ class Collection:
     async def run(self) -> None:
         """Index whatever is wanted, the newest only, until cancelled."""
         pauses = Backoff(_RETRY_S, _LONGEST_RETRY_S, SystemRandom())
+        await self._until_wanted()
+        await self._let_stand_in()
         while True:
             await self._until_wanted()
             self._dirty.clear()
             try:
-                await self._index_and_open(self._wanted_digest)
+                path = await self._index_and_open(self._spec, self._wanted_digest)
+                await asyncio.to_thread(_remove_others, self._index_root, path)
+                if self._spec.index.uri:
+                    await self._learning.run(
+                        learning_jobs.forget_elsewhere, self._spec, self._index_root
+                    )
             except _FAILURES as error:
                 if self._dirty.is_set():
                     continue  # a newer version is wanted by now; this one may be forgotten
@@ -342,10 +376,26 @@ class Collection:
             else:
                 self.last_error = ""
                 self._unread = True
+                self.embedded.set()
                 pauses.reset()
                 self._listeners.answers()
             if not self._dirty.is_set():
                 self._settled.set()
+
+    async def _let_stand_in(self) -> None:
+        """Answer as before the encoder was changed, if that is what there is an index of."""
+        one = self._stand_in
+        if one is None:
+            return
+        path = await asyncio.to_thread(
+            _index_at, self._index_root, self.library_path, self._spec, self._wanted_digest
+        )
+        if await asyncio.to_thread(path.is_dir):
+            return  # embedded already
+        try:
+            await self._index_and_open(one.spec, one.model_digest)
+        except _FAILURES as error:
+            log.warning("questions wait for the new encoder's index", cause=str(error))
 
     async def _until_wanted(self) -> None:
         """Wait for what is to be indexed; when nothing is for a while, sentences are read."""
@@ -385,46 +435,42 @@ class Collection:
         except TimeoutError:
             self.adopt(self._wanted_digest)
 
-    async def _index_and_open(self, digest: bytes) -> None:
+    async def _index_and_open(self, spec: RetrieverSpec, digest: bytes) -> Path:
         log.info("opening the index", model=digest.hex()[:12])
-        path = await asyncio.to_thread(
-            _index_at, self._index_root, self.library_path, self._spec, digest
-        )
-        if not await self._opened(digest, path) or self.index_engine != self._spec.index.engine:
+        path = await asyncio.to_thread(_index_at, self._index_root, self.library_path, spec, digest)
+        if not await self._opened(spec, digest, path) or self.index_engine != spec.index.engine:
             path = await self._learning.run_reporting(
                 self._tell,
                 learning_jobs.build_index,
-                self._spec,
+                spec,
                 self.library_path,
                 self.versions,
                 digest,
                 self._index_root,
             )
-            await self._open(digest, path)
-        await asyncio.to_thread(_remove_others, self._index_root, path)
-        if self._spec.index.uri:
-            await self._learning.run(learning_jobs.forget_elsewhere, self._spec, self._index_root)
+            await self._open(spec, digest, path)
         log.info("new version answers", model=digest.hex()[:12])
+        return path
 
     def _tell(self, step: object) -> None:
         for listener in self._watching:
             listener(step)
 
-    async def _opened(self, digest: bytes, path: Path) -> bool:
+    async def _opened(self, spec: RetrieverSpec, digest: bytes, path: Path) -> bool:
         """Whether a sound index lies there: then nothing waits for the learning worker."""
         if not await asyncio.to_thread(path.is_dir):
             return False
         try:
-            await self._open(digest, path)
+            await self._open(spec, digest, path)
         except IndexDamaged as error:
             log.warning("an index on the disk is built again", cause=str(error))
             return False
         return True
 
-    async def _open(self, digest: bytes, path: Path) -> None:
+    async def _open(self, spec: RetrieverSpec, digest: bytes, path: Path) -> None:
         opened = await self._answering.run(
             answering_jobs.open_version,
-            self._spec,
+            spec,
             self.library_path,
             self.versions,
             digest,
@@ -435,7 +481,7 @@ class Collection:
         accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
             log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
-        self.served_digest, self.served_index = digest, path
+        self._served_spec, self.served_digest, self.served_index = spec, digest, path
         self.index_recall, self.indexed = accuracy.recall, opened.passages
         self.index_engine = opened.engine
 
@@ -514,7 +560,7 @@ class Collection:
         if not self.wants(digest):
             return
         if index is not None and not layer_of(self._spec).traits.owns_passages:
-            await self._open(digest, index)
+            await self._open(self._spec, digest, index)
             self._listeners.answers()
             return
         self.adopt(digest)
@@ -531,7 +577,7 @@ class Collection:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
-            await self._open(self.served_digest, self.served_index)
+            await self._open(self._served_spec, self.served_digest, self.served_index)
             return await call()
 
 

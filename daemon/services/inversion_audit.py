@@ -29,7 +29,10 @@ class Served(Protocol):
     """What is audited: the library, and the version that answers."""
 
     library_path: Path
-    served_digest: bytes
+
+    @property
+    def readable_digest(self) -> bytes:
+        """Its digest; empty while there is none of the encoder in use."""
 
 
 class EmbeddingAudit:
@@ -64,7 +67,7 @@ class EmbeddingAudit:
         options.check()
         if self._busy.locked():
             raise ExposureError("another audit is under way: wait until it has ended")
-        digest = self._served.served_digest
+        digest = self._served.readable_digest
         if not digest:
             raise NotIndexedYet("nothing is indexed yet; try again in a moment (`fedctl status`)")
         async with self._busy:

@@ -84,7 +84,7 @@ class PairMaker:
                 async for step in self._write(plan):
                     yield step
             # What the version in use makes of texts decides whether a question finds its passage.
-            digest = self._collection.served_digest
+            digest = self._collection.readable_digest
             version = (self._versions, digest) if digest else None
             counts: list[PairCounts] = []
 

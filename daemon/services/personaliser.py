@@ -135,7 +135,7 @@ class Personaliser:
             if not self._on:
                 continue
             try:
-                await self._after_a_run(self._protocol.durable.head_digest)
+                await self._after_a_run(self._collection.wanted)
             except _FAILURES as error:
                 log.warning("nothing of this site's own was made", cause=str(error))
             except AuditError as error:
@@ -190,7 +190,7 @@ class Personaliser:
         self, listener: Callable[[object], None], options: TrainingOptions
     ) -> Fitting:
         chosen, collection = self._chosen, self._collection
-        digest = collection.served_digest
+        digest = collection.readable_digest
         if not digest:
             raise NotIndexedYet("the index is still being made; try again in a moment")
         asking = Asking(

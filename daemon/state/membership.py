@@ -276,6 +276,12 @@ class Membership:
             self._store.learn_manifests(list(learnt))
         self._past.update({manifest.version: manifest for manifest in manifests})
 
+    @property
+    def most_values(self) -> int:
+        """Of the versions of any retriever that a manifest known here names; 0: none names one."""
+        named = (manifest.retriever for manifest in list(self._past.values()))
+        return max((one.values for one in named if one is not None), default=0)
+
     def manifest_of(self, version: int) -> FederationManifest | None:
         """A manifest that was installed here, if it was."""
         return self._past.get(version)

@@ -201,6 +201,30 @@ class Store:
             row = self._db.execute("SELECT head_round FROM protocol").fetchone()
         return row is None or row[0] == 0
 
+    @property
+    def retriever(self) -> bytes:
+        """The shape digest that this site has trained with last; empty at the first start."""
+        with self._lock:
+            row = self._db.execute("SELECT shape_digest FROM protocol").fetchone()
+        return row[0] if row else b""
+
+    def change_retriever(self, shape_digest: bytes) -> None:
+        """Train with another one from now on, as a manifest in force has it.
+
+        Promises, run, rounds and head stay. Raises StoreError where no round is committed: the
+        first version is the retriever's own, and its digest is what sites have promised.
+        """
+        with self._lock:
+            row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608
+        if not row[2]:
+            raise StoreError(
+                f"{self._path} is of another retriever, and no round is committed in it: start "
+                "with an empty state_dir, in which nothing is lost but the library"
+            )
+        with self._lock, self._explained("write"), self._transaction():
+            self._db.execute("DELETE FROM protocol")
+            self._insert_state((row[0], shape_digest, *row[2:]))
+
     def load(self, federation: str, shape_digest: bytes, genesis: bytes) -> Durable:
         """The protocol's state; at the first start, round 0 with the ``genesis`` version.
 
@@ -221,7 +245,8 @@ class Store:
         if row[1] != shape_digest:
             raise StoreError(
                 f"{self._path} belongs to another retriever (encoder or adaptation changed); "
-                "restore the old [retriever] settings or start with an empty state_dir"
+                "restore the old [retriever] settings. Another encoder is a step of the manifest: "
+                "name it in [next_retriever], and see docs/fedctl.md, The encoder is changed"
             )
         try:
             durable = Durable(

@@ -30,6 +30,7 @@ from daemon.process.faultpoints import passing
 _MAX_GROUPS = 4096
 _TENSOR = "shared"
 _MOMENTS = "moments"
+_SHAPE = "shape_digest"
 _MOST_MOMENTS = 2  # vectors as long as the shared one
 _HEADER_BYTES = 64 * 1024  # more than safetensors writes around one tensor
 
@@ -138,15 +139,15 @@ def _save(path: Path, shape_digest: bytes, vector: Float32, moments: Float32 | N
     if moments is not None:
         tensors[_MOMENTS] = np.ascontiguousarray(moments, dtype="<f4")
     try:
-        save_file(tensors, path, metadata={"shape_digest": shape_digest.hex()})
+        save_file(tensors, path, metadata={_SHAPE: shape_digest.hex()})
     except SafetensorError as error:  # a full disk, too, is one of these
         raise OSError(f"cannot write model version {path.name}: {error}") from error
 
 
-def is_sound(folder: Path, digest: bytes, shape_digest: bytes) -> bool:
-    """Whether that version lies in the folder, every byte of it."""
+def is_sound(folder: Path, digest: bytes, shape_digest: bytes = b"") -> bool:
+    """Whether that version, of that retriever or of any, lies in the folder, every byte of it."""
     try:
-        read_version(folder, digest, shape_digest)
+        _read(version_path(folder, digest), digest, shape_digest)
     except VersionError:
         return False
     return True
@@ -160,21 +161,31 @@ def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
     return _read(version_path(folder, digest), digest, shape_digest)[0]
 
 
+def shape_of(folder: Path, digest: bytes) -> bytes:
+    """The shape digest of a version in the folder, which its name proves.
+
+    Raises VersionError when the version is missing or damaged.
+    """
+    return _read(version_path(folder, digest), digest)[2]
+
+
 def read_whole_version(
     folder: Path, digest: bytes, shape_digest: bytes
 ) -> tuple[Float32, Float32 | None]:
     """As `read_version`, and the moments [1 or 2, D] that the version carries; None: none."""
-    return _read(version_path(folder, digest), digest, shape_digest)
+    return _read(version_path(folder, digest), digest, shape_digest)[:2]
 
 
-def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
+def import_version(file: Path, folder: Path, digest: bytes) -> None:
     """Take in a version that a peer sent: verified first, then written as ours are.
+
+    It may be of a retriever that this site does not have: its name covers which.
 
     Raises VersionError, and ``file`` is gone, when it is not that version; OSError,
     and it stays for another try, when the disk can't take it.
     """
     try:
-        vector, moments = _read(file, digest, shape_digest)
+        vector, moments, shape_digest = _read(file, digest)
     except VersionError:
         file.unlink(missing_ok=True)
         raise
@@ -182,7 +193,10 @@ def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes)
     file.unlink(missing_ok=True)
 
 
-def _read(path: Path, digest: bytes, shape_digest: bytes) -> tuple[Float32, Float32 | None]:
+def _read(
+    path: Path, digest: bytes, shape_digest: bytes = b""
+) -> tuple[Float32, Float32 | None, bytes]:
+    """Vector, moments and shape digest; of ``shape_digest``, or of what the file itself says."""
     moments: Float32 | None = None
     try:
         with safe_open(path, framework="numpy") as file:
@@ -198,11 +212,20 @@ def _read(path: Path, digest: bytes, shape_digest: bytes) -> tuple[Float32, Floa
                     raise VersionError(f"the moments in model version {path} do not fit it")
                 moments = file.get_tensor(_MOMENTS)
             vector: Float32 = file.get_tensor(_TENSOR)
+            said = (file.metadata() or {}).get(_SHAPE, "")
     except (OSError, SafetensorError) as error:
         raise VersionError(f"cannot read model version {path}: {error}") from error
-    if version_digest(shape_digest, vector, moments) != digest:
+    shape_digest = shape_digest or _digest_in(said)
+    if len(shape_digest) != 32 or version_digest(shape_digest, vector, moments) != digest:
         raise VersionError(f"model version {path} is damaged or of another retriever")
-    return vector, moments
+    return vector, moments, shape_digest
+
+
+def _digest_in(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def _moment_shapes(values: int) -> set[tuple[int, int]]:
@@ -214,6 +237,6 @@ def version_path(folder: Path, digest: bytes) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def largest_file(shapes: ShapeManifest) -> int:
-    """Bytes that the file of a version takes at most."""
-    return 4 * shapes.total * (1 + _MOST_MOMENTS) + _HEADER_BYTES
+def largest_file(values: int) -> int:
+    """Bytes that the file of a version of so many values takes at most."""
+    return 4 * values * (1 + _MOST_MOMENTS) + _HEADER_BYTES

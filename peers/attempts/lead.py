@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peers.attempts.bundle import Ground, Promised
+from peers.wire.manifest import FederationManifest
 from peers.wire.signing import Keys
 
 
@@ -19,6 +20,16 @@ class SharedModel:
 
     shape_digest: bytes
     values: int
+
+    def objection(self, manifest: FederationManifest) -> str:
+        """Why a site with this one can't train under that manifest; empty if it can."""
+        named = manifest.retriever
+        if named is None or named.digest == self.shape_digest:
+            return ""
+        return (
+            f"manifest {manifest.version} names another encoder (retriever "
+            f"{named.digest.hex()[:12]}) than the one in use here ({self.shape_digest.hex()[:12]})"
+        )
 
 
 class Deadlines(Protocol):
@@ -70,6 +81,12 @@ class Lead:
         return self.ground.attempt
 
     @property
+    def shape_digest(self) -> bytes:
+        """Of what is trained: as the manifest names it, or else as this coordinator has it."""
+        named = self.ground.manifest.retriever
+        return self.model.shape_digest if named is None else named.digest
+
+    @property
     def enabled(self) -> tuple[str, ...]:
         """Every site of the attempt's manifest."""
         return self.ground.manifest.enabled_ids
@@ -95,7 +112,7 @@ class Lead:
             promise = promised.promise
             if not promise.willing:
                 reasons[site] = promise.reason or "not willing to train"
-            elif promise.shape_digest != self.model.shape_digest:
+            elif promise.shape_digest != self.shape_digest:
                 reasons[site] = "its retriever differs (encoder or adaptation)"
         for site in self.enabled:
             if self.phase == "prepare" and site not in self.promises:

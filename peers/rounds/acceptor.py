@@ -144,6 +144,8 @@ class Acceptor:
         run = here.run
         if run is None:
             return ""
+        if objection := here.model.objection(here.manifest):
+            return objection
         if self._drawn_too_often(here.site):
             return TOO_MANY_DRAWS
         if objection := here.policy.objection(run.plan):

@@ -55,7 +55,11 @@ class Adoption:
         last = here.head_certificate
         for commit in commits:
             body = commit.certificate.body
-            if (body.round, body.parent_digest) != (round_ + 1, parent):
+            # Who joins where the manifest names a retriever need not know the one of the
+            # beginning: what round 1 was made of, a quorum has signed.
+            begins = last is None and here.manifest.retriever is not None
+            known = body.parent_digest if begins else parent
+            if (body.round, known) != (round_ + 1, body.parent_digest):
                 raise RemoteProtocolError(
                     f"the certificate of round {body.round} does not follow round {round_}"
                 )

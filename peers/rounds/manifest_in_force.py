@@ -47,6 +47,19 @@ class ManifestInForce:
             self.current = self._known(entered) or self.current
         self._step()
 
+    @classmethod
+    def of_state(
+        cls,
+        newest: FederationManifest,
+        past: Callable[[int], FederationManifest | None],
+        head: pb.Certificate | None,
+        state: pb.RoundState,
+    ) -> ManifestInForce:
+        """At a start, by what this site has on its disk of the round under way."""
+        # Empty bytes where nothing was promised are a promise under manifest 0.
+        entered = pb.Promise.FromString(state.promise.promise.body).manifest_version
+        return cls(newest, past, head, entered, state.began)
+
     def _known(self, version: int) -> FederationManifest | None:
         return self.newest if version == self.newest.version else self._past(version)
 

@@ -91,6 +91,11 @@ class Protocol:
         return self._here.manifests.waiting
 
     @property
+    def other_retriever(self) -> str:
+        """Why this site takes no part in training under the manifest in force; empty if it may."""
+        return self._here.model.objection(self._here.manifest)
+
+    @property
     def head_round(self) -> int:
         """The last committed round; 0: none."""
         return self._here.head_round

@@ -79,10 +79,8 @@ class Replica:
         self.site = member.site
         self.durable = durable
         self.accused = set(stored.accused)
-        # Empty bytes where nothing was promised are a promise under manifest 0.
-        entered = pb.Promise.FromString(durable.state.promise.promise.body).manifest_version
-        self.manifests = ManifestInForce(
-            manifest, verification.past_manifest, head_certificate, entered, durable.state.began
+        self.manifests = ManifestInForce.of_state(
+            manifest, verification.past_manifest, head_certificate, durable.state
         )
         self.federation_id = member.federation_id
         self.head_certificate = head_certificate

@@ -6,7 +6,8 @@ signs the canonical encoding of the inner object, so that spaces and the order
 of keys do not matter but every value does.
 
 It says, too, how many of the sites may lie (``faulty_sites``, f), and so how many of
-them decide: of n that take part more than (n + f) / 2, a quorum.
+them decide: of n that take part more than (n + f) / 2, a quorum. And it may name the
+retriever that rounds train (``retriever``): one that others name is no step of a member's.
 
 A manifest is only ever replaced by one with a greater version number, one step at a
 time. Whether one is newer, and whether it is a step, is told here; to refuse one that
@@ -34,12 +35,14 @@ MAX_BYTES = 1024 * 1024
 MAX_SITES = 256
 MAX_FAULTY_SITES = (MAX_SITES - 1) // 3  # what n > 3f can ever bear
 MAX_VERSION = 2**63 - 1  # fits SQLite's and protobuf's integers
+MAX_VALUES = 2**32  # 16 GiB of float32
 
 _DOMAIN = b"hanse-manifest-v1\0"  # the authority signs nothing else that begins like this
 _MAX_ADDRESS = 261  # a DNS name of 255, a colon, a port of 5
 _ADDRESS = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})"
 )
+_RETRIEVER = re.compile(r"([0-9a-f]{64}):([1-9][0-9]{0,9})")
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -73,6 +76,40 @@ class ManifestSite:
 
 
 @dataclass(frozen=True)
+class NamedRetriever:
+    """What rounds train, by name.
+
+    ``digest``: SHA-256 (32 bytes) of the shape manifest, which covers the encoder's weights, its
+    token limit and prompts, and the adaptation; ``values``: how many float32 a version has, so
+    that a site without that encoder knows how long its file may be.
+    """
+
+    digest: bytes
+    values: int
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != 32 or not 1 <= self.values <= MAX_VALUES:
+            raise ManifestError(
+                f"a retriever of {self.values} values by a name of {len(self.digest)} bytes is "
+                f"refused: expected 1 to {MAX_VALUES} values, and 32 bytes"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> NamedRetriever:
+        """From the form in which `fedctl status` shows it, DIGEST:VALUES; raises ManifestError."""
+        match = _RETRIEVER.fullmatch(text)
+        if match is None:
+            raise ManifestError(
+                f"retriever {text[:80]!r} is refused: expected DIGEST:VALUES, 64 hexadecimal "
+                "digits and a number, as `fedctl status` shows it at a site that has it"
+            )
+        return cls(bytes.fromhex(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.digest.hex()}:{self.values}"
+
+
+@dataclass(frozen=True)
 class FederationManifest:
     """Who is in a federation. Sites are sorted by id, which is also the rotation's order."""
 
@@ -80,6 +117,7 @@ class FederationManifest:
     version: int  # 1 ..
     sites: tuple[ManifestSite, ...]
     faulty_sites: int | None = None  # None: signed when manifests did not say it
+    retriever: NamedRetriever | None = None  # None: whatever the sites were founded with
 
     def __post_init__(self) -> None:
         _check_id(self.federation_id, "federation id")
@@ -189,27 +227,31 @@ class FederationManifest:
     def step_from(self, before: FederationManifest) -> str:
         """Why a daemon may not put it in force directly behind ``before``; empty if it may.
 
-        A step is one site that comes or goes, or f by one, never both; addresses are free.
-        Then any quorum of the one and any of the other share more sites than either's f, so
-        that of two versions committed while sites go over, an honest site would have had to
-        vote for both. Whether this one is newer, `newer_than` says.
+        A step is one site that comes or goes, or f by one, or another retriever, never two of
+        these; addresses are free. Then any quorum of the one and any of the other share more
+        sites than either's f, so that of two versions committed while sites go over, an honest
+        site would have had to vote for both. Whether this one is newer, `newer_than` says.
         """
         moved = set(before.enabled_ids) ^ set(self.enabled_ids)
-        if len(moved) + abs(self.tolerated - before.tolerated) <= 1:
+        steps = len(moved) + abs(self.tolerated - before.tolerated)
+        if steps + (self.retriever != before.retriever) <= 1:
             return ""
         return (
             f"from manifest {before.version} to {self.version} it is more than one step: "
             f"{self.changes_from(before)} at once. While some sites have the old list and some the "
             "new one, each half could commit a round of its own. Sign the steps in between, one "
-            "site or one of faulty_sites at a time, and let a round be committed under each"
+            "site, one of faulty_sites or the retriever at a time, and let a round be committed "
+            "under each"
         )
 
     def changes_from(self, before: FederationManifest) -> str:
-        """Which sites would come or go behind ``before``, and how f would change, in words."""
+        """Which sites would come or go behind ``before``, and what else would change, in words."""
         moved = sorted(set(before.enabled_ids) ^ set(self.enabled_ids))
         changes = [f"{', '.join(moved)} would come or go"] if moved else []
         if self.tolerated != before.tolerated:
             changes.append(f"faulty_sites would go from {before.tolerated} to {self.tolerated}")
+        if self.retriever != before.retriever:
+            changes.append("the retriever would be another")
         return " and ".join(changes)
 
     @cached_property
@@ -234,6 +276,8 @@ class FederationManifest:
         # Manifests signed before there was one keep their encoding, so their signatures hold.
         if self.faulty_sites is not None:
             fields["faulty_sites"] = self.faulty_sites
+        if self.retriever is not None:
+            fields["retriever"] = str(self.retriever)
         return fields
 
 
@@ -284,7 +328,7 @@ def parse_signed(text: bytes, trust: Trust, *, at: datetime | None = None) -> Fe
 
 def _manifest(value: object) -> FederationManifest:
     required = ("federation_id", "version", "sites")
-    fields = _object(value, required, "the manifest", optional=("faulty_sites",))
+    fields = _object(value, required, "the manifest", optional=("faulty_sites", "retriever"))
     sites: list[object] = _typed(fields["sites"], list, "sites")
     if len(sites) > MAX_SITES:
         raise ManifestError(f"a manifest has 1 to {MAX_SITES} sites, this one has {len(sites)}")
@@ -295,6 +339,11 @@ def _manifest(value: object) -> FederationManifest:
         faulty_sites=(
             _typed(fields["faulty_sites"], int, "faulty_sites")
             if "faulty_sites" in fields
+            else None
+        ),
+        retriever=(
+            NamedRetriever.parse(_typed(fields["retriever"], str, "retriever"))
+            if "retriever" in fields
             else None
         ),
     )

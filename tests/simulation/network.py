@@ -145,6 +145,7 @@ class World:
         self.steps = 0
         self.slowness: dict[str, float] = {}
         self.willing: dict[str, bool] = {}
+        self.shapes: dict[str, bytes] = {}  # of what a site trains from its next start on
         self.examples: dict[str, int] = {}  # else some more than a hundred
         self.training = plan(self.min_participants, mode)
         self.updates: dict[
@@ -265,7 +266,7 @@ class World:
             Member(name, FEDERATION, SimulatedKeys(name), incarnation(name, self._boots[name])),
             Stored(disk.durable, last.certificate if last else None),
             manifest=self.installed[name],
-            model=SharedModel(SHAPE, 2),
+            model=SharedModel(self.shapes.get(name, SHAPE), 2),
             unix_ms=lambda: round(self.now * 1000),
             policy=POLICY,
             timing=TIMING,

@@ -40,7 +40,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from crypto.identity.authority import create_authority, sign_request
 from crypto.identity.site import Identity, create_site, install
 from crypto.identity.trust import Trust
-from peers.wire.manifest import FederationManifest, ManifestSite, parse_signed, signed
+from peers.wire.manifest import (
+    FederationManifest,
+    ManifestSite,
+    NamedRetriever,
+    parse_signed,
+    signed,
+)
 from proto import federation_pb2 as pb
 
 FEDERATION_ID = "med"
@@ -174,10 +180,11 @@ class Federation:
         without: Collection[str] = (),
         disabled: Collection[str] = (),
         faulty_sites: int | None = None,
+        retriever: str = "",
     ) -> FederationManifest:
         """The signed list of the sites, read back as a site reads it.
 
-        ``faulty_sites``: if not the federation's.
+        ``faulty_sites``: if not the federation's. ``retriever``: as `fedctl status` shows it.
         """
         listed = tuple(
             ManifestSite(site, self.address(site), enabled=site not in disabled)
@@ -185,7 +192,8 @@ class Federation:
             if site not in without
         )
         faulty = self.faulty_sites if faulty_sites is None else faulty_sites
-        manifest = FederationManifest(self.federation_id, version, listed, faulty)
+        named = NamedRetriever.parse(retriever) if retriever else None
+        manifest = FederationManifest(self.federation_id, version, listed, faulty, named)
         return parse_signed(signed(manifest, self.authority), self.trust)
 
 

@@ -105,6 +105,7 @@ class CannedDaemon(ControlServicer):
             head_round=2,
             model_digest=DIGEST,
             index_digest=DIGEST,
+            wanted_digest=DIGEST,
             documents=40,
             passages=44,
             index_recall=0.9871,

@@ -180,6 +180,7 @@ class LiveFederation:
         self.settings: dict[str, dict[str, Any]] = {}  # beside what `launch` writes
         self.own: Mapping[str, dict[str, dict[str, Any]]] = {}  # by site, likewise
         self.version = 1  # of the manifest
+        self.retriever = ""  # that it names
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -284,7 +285,8 @@ class LiveFederation:
     def _signed_manifest(self) -> bytes:
         from peers.wire.manifest import signed
 
-        return signed(self.federation.manifest(version=self.version), self.federation.authority)
+        manifest = self.federation.manifest(version=self.version, retriever=self.retriever)
+        return signed(manifest, self.federation.authority)
 
     def reload_manifest(self) -> None:
         """Sign a new version and have every running daemon take it into use."""

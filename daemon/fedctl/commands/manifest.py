@@ -33,6 +33,7 @@ def new_manifest(
     remove: Sequence[str] = (),
     version: int | None = None,
     faulty_sites: int | None = None,
+    retriever: str | None = None,
     first_round_to_come: bool = False,
     expelling: bool = False,
 ) -> bytes:
@@ -40,11 +41,12 @@ def new_manifest(
 
     ``addresses`` adds sites or moves them; ``enabled`` says who takes part;
     ``faulty_sites``, how many may lie: by default what the previous one tolerates, or 1.
+    ``retriever``: what rounds train, DIGEST:VALUES; by default what the previous one names.
     More than one step from the previous one is signed only with the ``first_round_to_come``:
     later no site would put it in force (peers/rounds/manifest_in_force.py). One under which no
     round can run, only when ``expelling``: a site is shut out even if those left then wait.
     """
-    from peers.wire.manifest import FederationManifest, ManifestSite, signed
+    from peers.wire.manifest import FederationManifest, ManifestSite, NamedRetriever, signed
 
     trust = _trust(authority / "ca.crt")
     before = _parsed(previous, trust) if previous is not None else None
@@ -69,7 +71,10 @@ def new_manifest(
         ordered = tuple(sites[site] for site in sorted(sites))
         if faulty_sites is None:
             faulty_sites = before.tolerated if before else 1
-        new = FederationManifest(trust.federation_id, version, ordered, faulty_sites)
+        named = before.retriever if before else None
+        if retriever is not None:
+            named = NamedRetriever.parse(retriever)
+        new = FederationManifest(trust.federation_id, version, ordered, faulty_sites, named)
     if before and not first_round_to_come:
         _check_one_step(before, new)
     if new.objection and not expelling:
@@ -189,6 +194,13 @@ def manifest_sign(
             "more than before; a lying coordinator can split the history.",
         ),
     ] = None,
+    retriever: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST:VALUES",
+            help="What rounds train, as `fedctl status` shows it. Default: the previous one's.",
+        ),
+    ] = None,
     first_round_to_come: Annotated[
         bool,
         typer.Option(
@@ -212,6 +224,7 @@ def manifest_sign(
         remove=remove or (),
         version=version,
         faulty_sites=faulty_sites,
+        retriever=retriever,
         first_round_to_come=first_round_to_come,
     )
     plain = {**plain_manifest(write_manifest(out, content, ca)), "file": str(out)}
@@ -293,6 +306,7 @@ def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
         "faulty_sites": manifest.tolerated,
         "quorum": manifest.quorum,
         "objection": manifest.objection,
+        "retriever": str(manifest.retriever or ""),
     }
 
 
@@ -303,6 +317,8 @@ def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
     )
     console.print(plain_text(summary), soft_wrap=True)
     console.print(plain_text(what_it_bears(plain)), soft_wrap=True)
+    if plain["retriever"]:
+        console.print(plain_text(f"Rounds train retriever {plain['retriever']}."), soft_wrap=True)
     table = columns("site", "address", "takes part")
     for site in plain["sites"]:
         table.add_row(site["id"], plain_text(site["address"]), "yes" if site["enabled"] else "no")

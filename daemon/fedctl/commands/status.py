@@ -69,7 +69,7 @@ def _status_table(reply: StatusReply) -> Table:
     if run.run_id and run.target_round <= reply.head_round:
         training = f"none; the last run ended with round {run.target_round}, by {run.requested_by}"
     index = short(reply.index_digest.hex())
-    if reply.index_digest != reply.model_digest:
+    if reply.index_digest != reply.wanted_digest:
         index += "  (the newer version is being embedded)"
     if reply.index_engine:
         index += f", searched by {reply.index_engine}"
@@ -83,6 +83,8 @@ def _status_table(reply: StatusReply) -> Table:
         ("model version", short(reply.model_digest.hex())),
         ("answers from", index),
         ("encoder", reply.encoder),
+        ("retriever", reply.retriever),
+        *([("next retriever", reply.next_retriever)] if reply.next_retriever else []),
         *metrics.rows(reply, _WRITTEN),
         ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
         ("certificate", _expires_in(reply.certificate_expires_unix_s)),

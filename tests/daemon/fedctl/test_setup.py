@@ -156,6 +156,15 @@ def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) ->
         fedctl(*again, "--faulty-sites", 2, "--before-first-round", "--json").object["quorum"] == 4
     )
     assert fedctl(*again, "--faulty-sites", 86, "--before-first-round").code == Exit.USAGE
+
+    # Another encoder is a step, too, and stays in the manifests behind it.
+    named = f"{'5e' * 32}:147456"
+    both = fedctl(*again, "--retriever", named, "--faulty-sites", 3)
+    assert (both.code, "the retriever would be another" in both.err) == (Exit.USAGE, True)
+    wrong = fedctl(*again, "--retriever", "all-MiniLM-L6-v2")
+    assert (wrong.code, "expected DIGEST:VALUES" in wrong.err) == (Exit.USAGE, True)
+    assert f"Rounds train retriever {named}." in fedctl(*again, "--retriever", named).out
+    assert fedctl(*again, *site("f"), "--json").object["retriever"] == named
     help_ = " ".join(re.sub(r"[^\w;.]+", " ", fedctl("manifest", "sign", "--help").out).split())
     assert "a lying coordinator can split the history" in help_
 

@@ -43,7 +43,7 @@ QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
 @dataclass
 class Served:
     library_path: Path
-    served_digest: bytes
+    readable_digest: bytes
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
 
     with pytest.raises(NotIndexedYet):
         await anext(audit.steps(QUICK))
-    served.served_digest = learning.write_initial_version(spec, tmp_path / "versions")
+    served.readable_digest = learning.write_initial_version(spec, tmp_path / "versions")
     with pytest.raises(ExposureError, match="18 levels are asked about, 16 at most"):
         await anext(audit.steps(control.AuditEmbeddingsRequest(bits=range(1, 18))))
 
@@ -81,7 +81,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
         assert await asyncio.to_thread(fedctl, tmp_path / "s", *words_of) == 0
     log.close()
     found = json.loads(capsys.readouterr().out)
-    assert found["model_digest"] == served.served_digest.hex()
+    assert found["model_digest"] == served.readable_digest.hex()
     exact, noised = found["levels"]
     assert exact["passages"]["telling"]["f1"] > noised["passages"]["telling"]["f1"] + 0.2
     recorded = list(entries(segments(tmp_path / "audit")))

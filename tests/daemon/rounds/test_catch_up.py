@@ -437,6 +437,24 @@ async def test_a_damaged_version_is_fetched_again(federation: Federation) -> Non
         assert is_sound(alpha.folders.versions, digest, SHAPE.digest)
 
 
+@pytest.mark.parametrize(("named", "comes"), [(1, False), (30 * SHAPE.total, True)])
+async def test_another_encoders_version_is_fetched_as_long_as_is_signed(
+    federation: Federation, named: int, comes: bool
+) -> None:
+    """By whoever votes on it, or passes it on, and can't read it; a peer can't say how long."""
+    other = ShapeManifest("another", (("w", (30 * SHAPE.total,)),))
+    values = np.ones(other.total, dtype=np.float32)
+    async with at(federation, "beta") as beta, at(federation, "alpha") as alpha:
+        step = federation.manifest(version=2, retriever=f"{other.digest.hex()}:{named}")
+        alpha.membership.learn([signed(step, federation.authority)])
+        digest, _ = write_version(beta.folders.versions, other.digest, values)
+        said = await fetch(alpha, digest, "beta")
+        assert isinstance(said, do.VersionHere) == comes
+        assert await alpha.exchange.is_here(digest) == comes
+        assert not await alpha.exchange.is_ours(digest)
+        assert await alpha.exchange.newest_ours(digest) == (b"" if comes else digest)
+
+
 async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

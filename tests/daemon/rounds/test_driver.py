@@ -96,14 +96,14 @@ async def started(folder: Path, stack: AsyncExitStack) -> Driver:
     daemon = Daemon(load(home / "fedd.toml"))
     workers = Workers.of(1)
     stack.push_async_callback(workers.stop)
-    driver, _, described = await daemon._make_driver(workers, stack)
+    driver, _, retrievers = await daemon._make_driver(workers, stack)
     audit = AuditLog(home / "audit")
     stack.callback(audit.close)
     transport = daemon._make_transport(driver, audit)
     attached = Attached(
         ProgressBoard(lambda: (0, 0)),
         audit,
-        await daemon._make_desk(driver, described, workers),
+        await daemon._make_desk(driver, retrievers.described, workers),
         committed=lambda _round, _digest: None,
         run_ended=lambda: None,
     )

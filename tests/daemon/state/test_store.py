@@ -466,3 +466,30 @@ def test_a_curve_of_schema_3_is_kept_and_says_no_kind(tmp_path: Path) -> None:
     third, _ = opened(path)
     assert [(p.round, p.kind) for p in third.curve("em")] == [(0, ""), (1, "shared")]
     third.close()
+
+
+def test_another_retriever_is_refused_until_it_is_changed(tmp_path: Path) -> None:
+    """By a step of the manifest; what was promised, voted and committed stays."""
+    other = b"o" * 32
+    store, _ = opened(tmp_path / "state.sqlite3")
+    store.persist(durable(1), (commit(1),))
+    store.persist(durable(1, promised=2), ())
+    with pytest.raises(StoreError, match="step of the manifest"):
+        store.load("med", other, b"")
+    before, rounds = store.load("med", SHAPE, b""), store.rounds(0, 0)
+    store.change_retriever(other)
+    assert store.retriever == other
+    assert (store.load("med", other, b""), store.rounds(0, 0)) == (before, rounds)
+    store.close()
+    again = Store(tmp_path / "state.sqlite3")
+    assert again.load("med", other, b"") == before
+    with pytest.raises(StoreError, match="another retriever"):
+        again.load("med", SHAPE, b"")
+
+
+def test_before_the_first_round_the_retriever_is_not_changed(tmp_path: Path) -> None:
+    """The first version is the retriever's own, and sites have promised by its digest."""
+    store, before = opened(tmp_path / "state.sqlite3")
+    with pytest.raises(StoreError, match="no round is committed in it"):
+        store.change_retriever(b"o" * 32)
+    assert store.load("med", SHAPE, b"") == before

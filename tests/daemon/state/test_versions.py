@@ -22,6 +22,7 @@ from daemon.state.versions import (
     is_sound,
     largest_file,
     read_version,
+    shape_of,
     version_digest,
     version_path,
     write_version,
@@ -137,9 +138,36 @@ def test_a_damaged_version_is_refused_and_can_be_replaced(tmp_path: Path, damage
         read_version(tmp_path, digest, SHAPE.digest)
     arrived = tmp_path / "arrived"
     arrived.write_bytes(whole)
-    import_version(arrived, tmp_path, digest, SHAPE.digest)
+    import_version(arrived, tmp_path, digest)
     assert np.array_equal(read_version(tmp_path, digest, SHAPE.digest), vector(1))
     assert not arrived.exists()
+
+
+def test_a_version_says_of_which_retriever_it_is_and_its_name_proves_it(tmp_path: Path) -> None:
+    """So that one of an encoder that is not here can be kept, handed on and told apart."""
+    other = ShapeManifest("another", (("w", (48,)),))
+    values = np.ones(48, dtype=np.float32)
+    digest, path = write_version(tmp_path / "theirs", other.digest, values)
+    import_version(path.rename(tmp_path / "arrived"), tmp_path / "ours", digest)
+    assert shape_of(tmp_path / "ours", digest) == other.digest
+    assert is_sound(tmp_path / "ours", digest)
+    assert not is_sound(tmp_path / "ours", digest, SHAPE.digest)
+    with pytest.raises(VersionError, match="of another retriever"):
+        read_version(tmp_path / "ours", digest, SHAPE.digest)
+
+
+@pytest.mark.parametrize("said", [None, "", "no digits", SHAPE.digest.hex(), "ab"])
+def test_who_says_another_retriever_of_a_version_is_not_believed(
+    tmp_path: Path, said: str | None
+) -> None:
+    values = np.ones(48, dtype=np.float32)
+    digest = version_digest(b"\x07" * 32, values)
+    metadata = None if said is None else {"shape_digest": said}
+    save_file({"shared": values}, tmp_path / "arrived", metadata=metadata)
+    with pytest.raises(VersionError, match="damaged or of another"):
+        import_version(tmp_path / "arrived", tmp_path / "ours", digest)
+    with pytest.raises(VersionError):
+        shape_of(tmp_path / "ours", digest)
 
 
 def test_what_a_peer_sent_under_a_wrong_name_is_not_kept(tmp_path: Path) -> None:
@@ -147,7 +175,7 @@ def test_what_a_peer_sent_under_a_wrong_name_is_not_kept(tmp_path: Path) -> None
     arrived = path.rename(tmp_path / "arrived")
     wanted = version_digest(SHAPE.digest, vector(2))
     with pytest.raises(VersionError, match="damaged or of another"):
-        import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
+        import_version(arrived, tmp_path / "ours", wanted)
     assert not arrived.exists()
     assert not version_path(tmp_path / "ours", wanted).exists()
 
@@ -161,7 +189,7 @@ def test_the_right_values_in_another_shape_are_not_kept(
     save_file({"shared": vector(1).reshape(shape)}, arrived)
     wanted = version_digest(SHAPE.digest, vector(1))
     with pytest.raises(VersionError, match="no vector of float32"):
-        import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
+        import_version(arrived, tmp_path / "ours", wanted)
     assert not arrived.exists()
     assert not version_path(tmp_path / "ours", wanted).exists()
 
@@ -171,7 +199,7 @@ def test_what_arrived_whole_waits_for_space(tmp_path: Path) -> None:
     arrived = path.rename(tmp_path / "arrived")
     (tmp_path / "ours").write_text("no folder can be made here")
     with pytest.raises(OSError, match="exists"):
-        import_version(arrived, tmp_path / "ours", digest, SHAPE.digest)
+        import_version(arrived, tmp_path / "ours", digest)
     assert arrived.exists()
 
 
@@ -179,7 +207,7 @@ def test_the_file_of_a_version_stays_below_its_bound(tmp_path: Path) -> None:
     for shapes in (SHAPE, ShapeManifest("one", (("w", (1,)),))):
         values = np.ones(shapes.total, dtype=np.float32)
         _, path = write_version(tmp_path, shapes.digest, values)
-        assert path.stat().st_size <= largest_file(shapes)
+        assert path.stat().st_size <= largest_file(shapes.total)
 
 
 # ---- fault points -------------------------------------------------------------

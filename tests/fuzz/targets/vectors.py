@@ -250,7 +250,7 @@ def judge_version(data: bytes) -> bool:
     for old in folder.glob("*.safetensors"):
         old.unlink()
     try:
-        import_version(arrived, folder, _DIGEST, SHAPE.digest)
+        import_version(arrived, folder, _DIGEST)
     except VersionError:
         assert not list(folder.iterdir())
         return False

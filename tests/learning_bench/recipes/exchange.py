@@ -154,7 +154,7 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     for role in (holder, adding):
         ckks.forget(*role)
     # The coordinator can't decrypt the version: it gets it from one of the others.
-    back = largest_file(manifest)
+    back = largest_file(manifest.total)
     sent = ((sites - 1) * (uploaded + total.size) + back) / sites
     return Exchanged(applied.model_digest, applied.mean_loss, uploaded, sent)
 
