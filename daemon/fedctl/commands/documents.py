@@ -277,18 +277,26 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
         remedy = "fedctl documents list shows all" if below else "ingest some (fedctl ingest)"
         console.print(plain_text(f"{why}: {remedy}"))
         return
-    table = columns("document", "title", "author", "date", "language", "tags", "split", ">passages")
-    for one in found:
-        table.add_row(
-            plain_text(visible(one.id)),
-            plain_text(visible(one.title)),
-            plain_text(visible(one.author)),
+    names = ("document", "title", "author", "date", "language", "tags", "split", ">passages")
+    rows = [
+        (
+            visible(one.id),
+            visible(one.title),
+            visible(one.author),
             one.date,
             one.language,
-            plain_text(visible(", ".join(one.tags))),
+            visible(", ".join(one.tags)),
             one.split or "train",
             str(one.passages),
         )
+        for one in found
+    ]
+    told = [place for place, values in enumerate(zip(*rows, strict=True)) if any(values)]
+    table = columns(*(names[place] for place in told))
+    # An id is what other commands take: it is whole, also where there is little room.
+    table.columns[0].min_width = max(len(row[0]) for row in rows)
+    for row in rows:
+        table.add_row(*(plain_text(row[place]) for place in told))
     console.print(table)
 
 

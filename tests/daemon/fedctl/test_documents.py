@@ -30,6 +30,15 @@ def test_what_is_known_of_documents_is_shown(fedctl: Fedctl, daemon: CannedDaemo
     assert (plain["tags"], plain["language"]) == (["old", "wet"], "en")
 
 
+def test_ids_are_whole_however_little_room_there_is(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    listed = fedctl("documents", "list").out
+    assert "manuals/lift.txt" in listed
+    assert "author" not in fedctl("documents", "list", "--below", "manuals/lock").out
+
+
 def test_a_large_library_is_listed_page_by_page(
     fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
