@@ -249,6 +249,7 @@ def test_values_that_would_fail_later_are_refused_now(tmp_path: Path, text: str,
         ("[rounds]\nphase_deadline_s = 10", "rounds.heartbeat_s"),
         ("[retriever]\nmax_tokens = 221", "retrieval.passage_tokens"),
         ("[retrieval]\npassage_tokens = 255", "retrieval.passage_tokens"),
+        ('[next_retriever]\nencoder = "a/b"\nmax_tokens = 221', "retrieval.passage_tokens"),
     ],
 )
 def test_values_that_contradict_one_another_are_refused(

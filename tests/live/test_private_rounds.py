@@ -135,7 +135,9 @@ async def test_noise_follows_loss_and_norm_follows_updates(tmp_path: Path) -> No
         assert multipliers[1] <= 0.1
         # 0.001 is far below what two epochs change: the norm grows, by exp(0.2 * 0.5) about.
         assert norms[0] == 0.001
-        assert norms[0] < norms[1] < norms[2] < 0.0015
+        # The share that is within it is noised, at first by so much that it may shrink.
+        assert 0.9 < norms[1] / norms[0] < 1.2
+        assert norms[1] < norms[2] < 0.0015
         assert (await live.sites["birch"].privacy()).epsilon_spent == pytest.approx(
             epsilon_of(multipliers, DELTA)
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from daemon.control.status import other_retriever
 from peers.attempts.lead import SharedModel
 from peers.wire.manifest import FederationManifest, ManifestError, NamedRetriever
 from tests.simulation.network import SHAPE, World, coordinator
@@ -114,7 +115,10 @@ def test_who_has_not_gone_over_votes_and_is_in_no_sum(late: str) -> None:
     world = world_of(5, seed=3)
     name_other(world, at="abcde")
     go_over(world, *(name for name in "abcde" if name != late))
-    assert "names another encoder" in world.site(late).other_retriever
+    lacking, has_it = other_retriever(world.site(late), None), NamedRetriever(OTHER, 2)
+    assert "name that encoder in [next_retriever] and restart fedd. Until then" in lacking[0]
+    ready = other_retriever(world.site(late), has_it)
+    assert "it is that of [next_retriever]: restart fedd. Until then" in ready[0]
     world.train(late, 3)
     began = world.now
     committed_at(world, "abcde", 3)
@@ -130,7 +134,7 @@ def test_who_has_not_gone_over_votes_and_is_in_no_sum(late: str) -> None:
     world.train("a", 1)
     committed_at(world, "abcde", 4)
     assert late in world.certificate(4).body.contributors
-    assert world.site(late).other_retriever == ""
+    assert other_retriever(world.site(late), None) == []
 
 
 def test_rounds_wait_until_enough_have_gone_over() -> None:
