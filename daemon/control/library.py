@@ -18,8 +18,8 @@ from daemon.library.contents import Passage, StoredDocument
 from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import MAX_SPANS, Document, Kind, Pair, Place, Span
 from daemon.process.streams import watched
-from daemon.services.collection import ChangeUnderWay
 from daemon.services.folders import FolderState
+from daemon.services.library_changes import ChangeUnderWay
 from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too

@@ -10,8 +10,7 @@ encoder that is a version of the encoder before, over restarts, too (`StandIn`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -44,6 +43,7 @@ from daemon.library.store import Library
 from daemon.personal.layers import layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
+from daemon.services.library_changes import LibraryChanges
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
@@ -69,40 +69,6 @@ _MISSES = (
     "take longer: if that is too long, look for passages that are there many times over, or train "
     "on: vectors that an untrained model scatters are hard to search"
 )
-
-
-class ChangeUnderWay(Exception):
-    """Somebody changes the library just now, and others are refused; the text says so."""
-
-
-class LibraryChanges:
-    """Changes to the library, one at a time: those that people ask for, and the daemon's own.
-
-    A person's ingest or removal may take long, and a second person is told so; what the
-    daemon does by itself is short, and waits.
-    """
-
-    def __init__(self) -> None:
-        self._asked = False  # by a person
-        self._turn = asyncio.Lock()
-
-    @asynccontextmanager
-    async def asked_for(self) -> AsyncIterator[None]:
-        """A person's change. Raises ChangeUnderWay where there is one already."""
-        if self._asked:
-            raise ChangeUnderWay("an ingest or a removal is under way\nWait until it has ended")
-        self._asked = True
-        try:
-            async with self._turn:
-                yield
-        finally:
-            self._asked = False
-
-    @asynccontextmanager
-    async def by_itself(self) -> AsyncIterator[None]:
-        """A change that nobody asked for: it waits for its turn."""
-        async with self._turn:
-            yield
 
 
 class NotIndexedYet(Exception):

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from daemon.services.collection import ChangeUnderWay, LibraryChanges
+from daemon.services.library_changes import ChangeUnderWay, LibraryChanges
 
 
 async def test_a_second_persons_change_is_refused_and_the_daemons_own_waits() -> None:
