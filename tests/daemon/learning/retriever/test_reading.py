@@ -128,6 +128,21 @@ def test_questions_and_passages_are_read_behind_their_prompts(folder: Path, adap
     np.testing.assert_allclose(retriever.embed_passages(TEXTS), told, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("reading", "name"),
+    [
+        (Reading(), "mean-pooling"),
+        (Reading(Side("", "cls"), Side("", "cls")), '["cls", "", "", false]'),
+        (Reading(Side("q: "), Side("p: "), lower=True), '["mean", "q: ", "p: ", true]'),
+        (Reading(Side("q: ", "cls"), Side("p: ")), '[["cls", "mean"], "q: ", "p: ", false]'),
+        (Reading(Side(), Side("", "cls")), '[["mean", "cls"], "", "", false]'),
+    ],
+)
+def test_what_a_digest_says_of_an_encoder_stays(reading: Reading, name: str) -> None:
+    """As it was said before sides had poolings of their own; sites of both kinds must agree."""
+    assert reading.name == name
+
+
 @pytest.mark.parametrize("adapt", ["head", "lora"])
 def test_each_side_has_its_pooling(folder: Path, adapt: str) -> None:
     """As PDD-AS2 has it (sec. 3): questions by their first token, sentences by the mean."""
