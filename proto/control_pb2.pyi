@@ -155,7 +155,7 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what a person should look at: breaks of the audit log, certificates that expire within 30 days, a manifest that waits, a round not booked, peers shut out or not verified"""
+        """what a person should look at: breaks of the audit log, certificates that expire within 30 days, a manifest that waits, a round not booked, peers shut out or not verified, questions ranked without the cross-encoder"""
 
     @_builtins.property
     def audit_breaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditBreak]:
@@ -1755,9 +1755,9 @@ class EvaluateProgress(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """index: waiting for one that is being made; encoder: passages, as it was before training; questions; or done"""
+    """index: waiting for one that is being made; encoder: passages, as it was before training; cross-encoder: questions, as it ranks what they find; questions; or done"""
     done: _builtins.int
-    """of this step; passages"""
+    """of this step; passages or questions"""
     total: _builtins.int
     """likewise; 0: not known, or nothing is counted"""
     @_builtins.property
@@ -1874,7 +1874,7 @@ class Figure(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     ranking: _builtins.str
-    """bm25, vanilla (the encoder alone), dense (the version) or fused (what a question meets)"""
+    """bm25, vanilla (the encoder alone), dense (the version), fused (with words and titles) or cross-encoder (that, ranked anew): the last that is there is what a question meets"""
     metric: _builtins.str
     """as in mrr@10"""
     mean: _builtins.float

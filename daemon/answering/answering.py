@@ -33,6 +33,7 @@ class Answered:
     citations: tuple[Citation, ...]
     passages: tuple[Citation, ...]  # best first, numbered 0
     model_digest: bytes
+    left_out: str = ""  # as in `OpenVersion`
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class OpenVersion:
 
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
     usual ones (0). ``sentences``: where these are compared, and not passages alone.
-    ``generator``: of `GENERATORS`. ``cross_encoder``: ranks the best anew, where there is one.
+    ``generator``: of `GENERATORS`. ``cross_encoder``: ranks the best anew, where there is one;
+    ``lacking``: why there is none although the settings name one.
     ``embed_question`` and ``embed_sentences``: as the retriever does.
     """
 
@@ -57,6 +59,7 @@ class OpenVersion:
     weighed_by: int = 0
     generator: str = USUAL
     cross_encoder: CrossEncoder | None = None
+    lacking: str = ""
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
@@ -69,6 +72,7 @@ class OpenVersion:
             citations=answer.citations,
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
+            left_out=self.left_out,
         )
 
     def search(self, question: str, top_k: int, filters: Filters = EVERY) -> list[Ranked]:
@@ -97,6 +101,11 @@ class OpenVersion:
         if self.cross_encoder is not None:
             found = self.cross_encoder.ranked(question, found)
         return found[:top_k]
+
+    @property
+    def left_out(self) -> str:
+        """Why the last question was ranked without the cross-encoder; "": as was wanted."""
+        return self.cross_encoder.left_out if self.cross_encoder else self.lacking
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""

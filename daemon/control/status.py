@@ -85,6 +85,7 @@ class StatusCalls(Calls):
                 *other_retriever(driver.protocol, around.coming),
                 *shut_out(driver.identity.site_id, driver.manifest, seen),
                 *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
+                *driver.collection.warnings,
                 *around.services.folders.warnings,
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],

@@ -1,11 +1,14 @@
 """Rankings side by side on the same questions: by words, before training, now, and fused.
 
-========  =====================================================================
-bm25      by words alone
-vanilla   by the encoder as it was before any training (exact search)
-dense     by the model version: what training changes
-fused     dense, with what titles and words add, as `weigh` found: what a question meets
-========  =====================================================================
+=============  ================================================================
+bm25           by words alone
+vanilla        by the encoder as it was before any training (exact search)
+dense          by the model version: what training changes
+fused          dense, with what titles and words add, as `weigh` found
+cross-encoder  fused, the best of them as a cross-encoder has them, where a site has one
+=============  ================================================================
+
+What a question meets is the last of these that is to be had.
 
 To add one: its function in `RANKINGS`, which `fedctl eval` prints as it comes.
 

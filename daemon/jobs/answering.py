@@ -7,8 +7,8 @@ place only when all of it is sound, so a question always meets a whole version.
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
 from daemon.evaluation.rankings import (
     FEWEST_TO_WEIGH,
+    Labels,
     Questions,
     exact,
     found_by,
@@ -38,7 +39,7 @@ from daemon.evaluation.rankings import (
     judged_rankings,
     weigh,
 )
-from daemon.learning.options import EvaluationError
+from daemon.learning.options import EncoderError, EvaluationError, EvaluationProgress
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.catalogue.filters import EVERY, Filters
@@ -102,9 +103,33 @@ class Searched:
     model_digest: bytes
     weights: RankingWeights
     weighed_by: int
+    left_out: str  # as in `OpenVersion`
+
+
+@dataclass(frozen=True)
+class _Anew:
+    """An evaluation's questions, of which the cross-encoder has ranked the first few.
+
+    ``best``: passages of each by all the rest; ``ranked``: as people get them.
+    """
+
+    pairs: list[Pair]
+    best: Labels
+    ranked: Labels
+
+    def go_on(self, by: CrossEncoder, library: Library, until: float) -> None:
+        """Rank at least one more, if there is one, and go on ``until`` then, by the clock."""
+        for pair, labels in list(zip(self.pairs, self.best, strict=True))[len(self.ranked) :]:
+            passages = library.passages_by_rowid(labels)
+            found = [Ranked(passages[label], 0.0) for label in labels if label in passages]
+            anew = by.ranked(pair.query, found)
+            self.ranked.append([one.passage.rowid for one in anew])
+            if time.monotonic() > until:
+                return
 
 
 _open: OpenVersion | None = None
+_anew: dict[str, _Anew] = {}  # of the open version, by split: evaluations under way
 
 
 @dataclass(frozen=True)
@@ -114,6 +139,12 @@ class OpenIndex:
     passages: int
     engine: str
     accuracy: Accuracy
+    left_out: str  # as in `OpenVersion`
+
+
+def check(options: AnsweringOptions, device: str) -> None:
+    """Load what ``options`` name, so that a start is refused; raises EncoderError."""
+    _loaded(options.cross_encoder, options.cross_encoder_depth, device)
 
 
 def open_version(
@@ -131,13 +162,14 @@ def open_version(
     What titles and words count in its answers is found on the site's pairs for validation, of
     which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
     ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
+    A cross-encoder that can't be had is left out: people get answers all the same.
     Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
     new one is open already, with the usual weights.
     """
     global _open
     retriever = _retriever(spec)
-    cross_encoder = _cross_encoder(options.cross_encoder, options.cross_encoder_depth)
+    cross_encoder, lacking = _cross_encoder(options, spec.device)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     index = load_index(index_path, embedded, options=spec.index)
     library = Library.open(library_path, read_only=True)
@@ -157,11 +189,13 @@ def open_version(
         sentences=_sentences(options.level, library, embed_sentences),
         generator=options.generator,
         cross_encoder=cross_encoder,
+        lacking=lacking,
     )
+    _anew.clear()
     if previous is not None:
         previous.close()
     _open = _weighed(_open)
-    return OpenIndex(index.count, index.base.engine, index.base.accuracy)
+    return OpenIndex(index.count, index.base.engine, index.base.accuracy, _open.left_out)
 
 
 def ask(question: str, top_k: int) -> Answered:
@@ -182,8 +216,26 @@ def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -
         words = [found[rowid] for rowid in rowids]
         title_words = [version.titles.matched(asked, one.passage.title) for one in passages]
     return Searched(
-        passages, words, title_words, version.model_digest, version.weights, version.weighed_by
+        *(passages, words, title_words, version.model_digest),
+        *(version.weights, version.weighed_by, version.left_out),
     )
+
+
+def rank_anew(split: str, seconds: float) -> EvaluationProgress:
+    """Have the cross-encoder rank what `evaluate` judges, for some seconds; how far that is.
+
+    To be called again until all is done: it takes long, and people ask meanwhile. Nothing is
+    to be done without a cross-encoder. Raises what `evaluate` does.
+    """
+    until = time.monotonic() + seconds
+    version = _opened()
+    if version.cross_encoder is None:
+        return EvaluationProgress("cross-encoder")
+    if (anew := _anew.get(split)) is None:
+        _, pairs, asked = _questions(version, split)
+        anew = _anew[split] = _Anew(pairs, fused(asked), [])
+    anew.go_on(version.cross_encoder, version.library, until)
+    return EvaluationProgress("cross-encoder", len(anew.ranked), len(anew.pairs))
 
 
 def evaluate(split: str) -> Evaluation:
@@ -195,27 +247,13 @@ def evaluate(split: str) -> Evaluation:
     """
     started = time.monotonic()
     version = _opened()
-    there = version.index.holds(version.library.rowids())
-    if lacking := there.count(False):  # a question about one of these would count as not found
-        raise EvaluationError(
-            f"{lacking} of {len(there)} passages are not embedded yet: documents are being "
-            "ingested. Evaluate when that is done"
-        )
-    split, pairs = held_out(version.library, split)
-    queries = [pair.query for pair in pairs]
-    frozen = frozen_queries(version.library, version.retriever.encoder, queries)
-    embedded = _query_vectors(version, queries, frozen)
-    found = found_by(
-        *(version.library, version.index, version.titles, pairs, embedded), version.sentences
-    )
-    labels, vectors = version.library.features(version.retriever.encoder.digest)
-    vanilla = None
-    if len(labels) == version.library.counts().passages:
-        vanilla = exact(frozen, labels, vectors)
-    asked = Questions(found, vanilla, version.weights)
+    wanted, (split, pairs, asked) = split, _questions(version, split)
     if version.cross_encoder is not None:
-        anew = _ranked_anew(version.cross_encoder, version.library, pairs, asked)
-        asked = replace(asked, anew=anew)
+        anew = _anew.pop(wanted, None)
+        if anew is None or anew.pairs != pairs:  # pairs have come since, or nobody has begun
+            anew = _Anew(pairs, fused(asked), [])
+        anew.go_on(version.cross_encoder, version.library, math.inf)
+        asked = replace(asked, anew=anew.ranked)
     judged = judged_rankings(version.library, pairs, asked)
     before = judged.get("vanilla")
     return Evaluation(
@@ -234,17 +272,25 @@ def evaluate(split: str) -> Evaluation:
     )
 
 
-def _ranked_anew(
-    cross_encoder: CrossEncoder, library: Library, pairs: Sequence[Pair], asked: Questions
-) -> list[list[int]]:
-    """What people get, of each pair: the best by all the rest, as the cross-encoder has them."""
-    found = []
-    for pair, labels in zip(pairs, fused(asked), strict=True):
-        passages = library.passages_by_rowid(labels)
-        ranked = [Ranked(passages[label], 0.0) for label in labels if label in passages]
-        anew = cross_encoder.ranked(pair.query, ranked)
-        found.append([one.passage.rowid for one in anew])
-    return found
+def _questions(version: OpenVersion, split: str) -> tuple[str, list[Pair], Questions]:
+    there = version.index.holds(version.library.rowids())
+    if lacking := there.count(False):  # a question about one of these would count as not found
+        raise EvaluationError(
+            f"{lacking} of {len(there)} passages are not embedded yet: documents are being "
+            "ingested. Evaluate when that is done"
+        )
+    split, pairs = held_out(version.library, split)
+    queries = [pair.query for pair in pairs]
+    frozen = frozen_queries(version.library, version.retriever.encoder, queries)
+    embedded = _query_vectors(version, queries, frozen)
+    found = found_by(
+        *(version.library, version.index, version.titles, pairs, embedded), version.sentences
+    )
+    labels, vectors = version.library.features(version.retriever.encoder.digest)
+    vanilla = None
+    if len(labels) == version.library.counts().passages:
+        vanilla = exact(frozen, labels, vectors)
+    return split, pairs, Questions(found, vanilla, version.weights)
 
 
 def forget_removed(library_path: Path, sentences_path: Path) -> None:
@@ -288,11 +334,20 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     return replace(version, weights=weights, weighed_by=len(pairs))
 
 
+def _cross_encoder(options: AnsweringOptions, device: str) -> tuple[CrossEncoder | None, str]:
+    """The one that is named, and why it can't be had: `check` has refused that at the start."""
+    try:
+        return _loaded(options.cross_encoder, options.cross_encoder_depth, device), ""
+    except EncoderError as error:
+        log.warning("passages are not ranked by the cross-encoder", cause=str(error))
+        return None, str(error)
+
+
 @functools.lru_cache(maxsize=1)
-def _cross_encoder(folder: str, depth: int) -> CrossEncoder | None:
+def _loaded(folder: str, depth: int, device: str) -> CrossEncoder | None:
     from daemon.answering.cross_encoder import CrossEncoder
 
-    return CrossEncoder.load(Path(folder), depth) if folder else None
+    return CrossEncoder.load(Path(folder), depth, device) if folder else None
 
 
 def _sentences(

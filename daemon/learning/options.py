@@ -105,10 +105,11 @@ class IndexingProgress(NamedTuple):
 
 
 class EvaluationProgress(NamedTuple):
-    """What an evaluation is at: its step, passages done, passages in all.
+    """What an evaluation is at: its step, what is done of it and what there is in all.
 
-    ``step``: "index" while it waits for one, "encoder" while passages are embedded as
-    before training, "questions". ``total`` is 0 where nothing is counted.
+    ``step``: "index" while it waits for one, "encoder" while passages are embedded as before
+    training, "cross-encoder" while that ranks what each question finds, "questions".
+    ``total`` is 0 where nothing is counted.
     """
 
     step: str

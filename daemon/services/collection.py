@@ -57,6 +57,7 @@ _LONGEST_RETRY_S = 300.0
 _QUIET_S = 60.0  # without anything to index, after which sentences are read
 _READING_S = 2.0  # of that at a time: training waits no longer
 _SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
+_RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks waits no longer
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (
     *(LearningError, LibraryError, VersionError, IndexDamaged, EngineUnavailable),
@@ -126,6 +127,7 @@ class Collection:
         self.indexed = 0  # passages that it holds
         self.index_engine = ""  # what searches it
         self.last_error = ""
+        self._left_out = ""  # as in `OpenVersion`
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = self._served_spec = spec
@@ -146,7 +148,12 @@ class Collection:
         self._watching: list[Callable[[object], None]] = []  # how an index is made
 
     async def prepare(self) -> None:
-        """Make the library where there is none yet."""
+        """Make the library where there is none yet; EncoderError for models that can't answer."""
+        if self._settings.answering.cross_encoder:
+            log.info("loading the cross-encoder", folder=self._settings.answering.cross_encoder)
+            await self._answering.run(
+                answering_jobs.check, self._settings.answering, self._spec.device
+            )
         log.info("opening the library")
         await self.ingest([], [])
         await self.recount()
@@ -450,6 +457,7 @@ class Collection:
         self._served_spec, self.served_digest, self.served_index = spec, digest, path
         self.index_recall, self.indexed = accuracy.recall, opened.passages
         self.index_engine = opened.engine
+        self._left_out = opened.left_out
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""
@@ -457,20 +465,33 @@ class Collection:
 
     # ---- questions -----------------------------------------------------------------
 
+    @property
+    def warnings(self) -> list[str]:
+        """What people should look at: that answers are ranked worse than was wanted, and why."""
+        if not self._left_out:
+            return []
+        # A path in it is not ours, and need not be UTF-8.
+        cause = self._left_out.encode(errors="replace").decode()
+        return [f"questions are ranked without the cross-encoder: {cause}"]
+
     async def ask(self, question: str, top_k: int) -> Answered:
         """Answer a question with the version that is open."""
-        return await self._with_open_version(
+        answered = await self._with_open_version(
             lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
         )
+        self._left_out = answered.left_out
+        return answered
 
     async def search(
         self, question: str, top_k: int, explain: bool, filters: Filters
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
-        return await self._with_open_version(
+        searched = await self._with_open_version(
             lambda: self._answering.run(answering_jobs.search, *asked)
         )
+        self._left_out = searched.left_out
+        return searched
 
     async def evaluate(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -485,10 +506,22 @@ class Collection:
             raise NotIndexedYet(self.last_error)
         if self._spec.adapt != "head":  # its index is made without the encoder's own features
             await self._embed_frozen(split, listener)
+        if self._settings.answering.cross_encoder:
+            await self._rank_anew(split, listener)
         listener(EvaluationProgress("questions"))
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )
+
+    async def _rank_anew(self, split: str, listener: Callable[[object], None]) -> None:
+        """For some seconds at a time: people's questions are answered in between."""
+        while True:
+            at = await self._with_open_version(
+                lambda: self._answering.run(answering_jobs.rank_anew, split, _RANKING_S)
+            )
+            listener(at)
+            if at.done == at.total:
+                return
 
     async def _embed_frozen(self, split: str, listener: Callable[[object], None]) -> None:
         """For some seconds at a time: a round that begins meanwhile trains in between."""

@@ -251,6 +251,8 @@ class CannedDaemon(ControlServicer):
                     words_part=0.09,
                     indexed=True,
                     level="sentence",
+                    cross_score=-1.5,
+                    place_before=3,
                 )
             )
             new.explanation.CopyFrom(

@@ -39,6 +39,7 @@ _PLACES = {"avg_rank": 2}  # a rank has digits before the point
 _STEPS = {
     "index": "waiting for the index",
     "encoder": "passages embedded by the untrained encoder",
+    "cross-encoder": "questions ranked by the cross-encoder",
     "questions": "asking",
 }
 _BARS = "▁▂▃▄▅▆▇█"
@@ -176,9 +177,12 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
     console.print(grid)
     console.print(_figures_table(reply, wanted))
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
+    anew = any(figure.ranking == "cross-encoder" for figure in reply.figures)
     console.print(
-        "vanilla: the encoder before training; fused: what a question meets, where words add up "
-        f"to {reply.words_weight:g} to a cosine and a title up to {reply.title_weight:g} ({how})."
+        f"vanilla: the encoder before training; fused: {'' if anew else 'what a question meets, '}"
+        f"where words add up to {reply.words_weight:g} to a cosine and a title up to "
+        f"{reply.title_weight:g} ({how})"
+        f"{'; cross-encoder: what a question meets, its best passages ranked anew' * anew}."
     )
 
 

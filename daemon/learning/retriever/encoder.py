@@ -102,7 +102,7 @@ class Encoder:
             torch.set_num_threads(threads)
         folder = locate(name_or_path)
         reading = reading_of(folder, options)
-        model, tokenizer = _load_folder(folder, _choose_device(device))
+        model, tokenizer = _load_folder(folder, chosen_device(device))
         limit = getattr(model.config, "max_position_embeddings", None)
         if max_tokens < 3 or (limit is not None and max_tokens > limit):
             raise EncoderError(
@@ -294,7 +294,8 @@ def _load_folder(folder: Path, device: torch.device) -> tuple[Any, Any]:
     return model.to(device), tokenizer
 
 
-def _choose_device(device: str) -> torch.device:
+def chosen_device(device: str) -> torch.device:
+    """What "auto", "cpu" or "cuda" is here; EncoderError for a GPU that isn't there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise EncoderError("device = 'cuda', but torch sees no GPU: use 'auto' or 'cpu'")
     if device == "auto":

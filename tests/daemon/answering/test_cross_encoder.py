@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from daemon.answering import cross_encoder
 from daemon.answering.cross_encoder import CrossEncoder
+from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
 from daemon.learning.options import EncoderError
 from daemon.library.search import Explanation, Ranked
@@ -74,18 +77,38 @@ def test_what_is_beyond_the_first_can_come_up(site: Site, folder: Path) -> None:
     assert answering.ask(QUESTION, 1).citations[0].document_id == "sail"
 
 
-def test_a_question_is_answered_where_the_model_fails(
+def test_a_question_is_answered_where_the_model_fails(site: Site, folder: Path) -> None:
+    site.open()
+    plain = [one.passage.id for one in found()]
+    broken = shutil.copytree(folder, site.folder / "cross")  # of its own: models are kept
+    site.open(cross_encoder=str(broken))
+    assert [one.passage.id for one in found()] != plain
+    assert answering.ask(QUESTION, 3).left_out == ""
+    model: Any = answering._opened().cross_encoder
+    weights = model._model.classifier.weight
+    kept = weights.clone()
+    weights.fill_(torch.nan)  # say, of memory that is bad
+    assert [one.passage.id for one in found()] == plain
+    assert answering.ask(QUESTION, 3).left_out == "it gives passages what is no number"
+    weights.copy_(kept)
+    assert [one.passage.id for one in found()] != plain
+    assert answering.search(QUESTION, 3, explain=False).left_out == "", "the next one is as wanted"
+
+
+def test_who_asks_waits_for_so_many_seconds_and_no_longer(
     site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.open()
     plain = [one.passage.id for one in found()]
     site.open(cross_encoder=str(folder))
-
-    def short_of_memory(*_: Any) -> Any:
-        raise RuntimeError("not enough memory")
-
-    monkeypatch.setattr(CrossEncoder, "scores", short_of_memory)
+    monkeypatch.setattr(cross_encoder, "_SECONDS", 0.0)
+    assert [one.passage.id for one in found()] != plain, "one batch is always read"
+    monkeypatch.setattr(cross_encoder, "_AT_ONCE", 2)
     assert [one.passage.id for one in found()] == plain
+    said = answering.ask(QUESTION, 3).left_out
+    assert said.startswith(
+        "2 of 4 passages took more than 0 s: lower retrieval.cross_encoder_depth"
+    )
 
 
 def test_an_evaluation_judges_both_rankings(site: Site, folder: Path) -> None:
@@ -114,10 +137,46 @@ def test_what_is_no_cross_encoder_is_refused_by_name(tmp_path: Path, folder: Pat
     refused(tmp_path / "three", "has 3 outputs")
 
 
-def test_a_version_that_was_open_stays_where_the_model_is_refused(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_can_not_pad_is_refused(tmp_path: Path, folder: Path) -> None:
+    """Many classifiers made of language models have none; each question would fail."""
+    copied = shutil.copytree(folder, tmp_path / "cross")
+    for path in copied.glob("*token*.json"):
+        said = json.loads(path.read_text())
+        said.pop("pad_token", None)
+        path.write_text(json.dumps(said))
+    with pytest.raises(EncoderError, match=r"can't compare texts: .*pad.*: correct retrieval"):
+        CrossEncoder.load(copied, 20)
+
+
+def test_code_that_comes_with_a_cross_encoder_is_not_run(tmp_path: Path, folder: Path) -> None:
+    copied, witness = shutil.copytree(folder, tmp_path / "coded"), tmp_path / "ran"
+    (copied / "modeling_evil.py").write_text(
+        "from transformers import BertForSequenceClassification\n"
+        f"open({str(witness)!r}, 'w').close()\n"
+        "class Evil(BertForSequenceClassification):\n    pass\n"
+    )
+    config = json.loads((copied / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForSequenceClassification": "modeling_evil.Evil"}
+    (copied / "config.json").write_text(json.dumps(config))
+    assert CrossEncoder.load(copied, 20).scores("which?", TEXTS).argmax() == 1
+    config["model_type"] = "evil"
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EncoderError, match="cannot load the cross-encoder"):
+        CrossEncoder.load(copied, 20)
+    assert not witness.exists()
+
+
+def test_a_start_is_refused_and_a_later_opening_goes_on_without(site: Site, folder: Path) -> None:
+    """The folder may be gone when the worker dies and a version is opened again."""
     site.open()
-    with pytest.raises(EncoderError):
-        site.open(cross_encoder=str(tmp_path))
-    assert found()
+    plain = [one.passage.id for one in found()]
+    options = AnsweringOptions(cross_encoder=str(site.folder / "gone"))
+    with pytest.raises(EncoderError, match="gone holds no"):
+        answering.check(options, "cpu")
+    site.open(cross_encoder=options.cross_encoder)
+    assert [one.passage.id for one in found()] == plain
+    assert "gone holds no *.safetensors" in answering.ask(QUESTION, 3).left_out
+    shutil.copytree(folder, site.folder / "gone")
+    answering.check(options, "cpu")
+    site.open(cross_encoder=options.cross_encoder)
+    assert [one.passage.id for one in found()] != plain

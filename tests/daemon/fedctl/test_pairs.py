@@ -67,6 +67,19 @@ def test_four_rankings_side_by_side_on_eighty_columns(said: Said, daemon: Canned
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
+def test_what_a_question_meets_is_said_with_and_without_a_cross_encoder(
+    said: Said, daemon: CannedDaemon
+) -> None:
+    assert "fused: what a question meets, where words" in " ".join(said("eval")[1].split())
+    judged = daemon.judged
+    assert judged is not None
+    judged.figures.add(ranking="cross-encoder", metric="mrr@10", mean=0.875)
+    out = " ".join(said("eval")[1].split())
+    assert "fused: where words add up" in out
+    assert "cross-encoder: what a question meets, its best passages ranked anew." in out
+    assert "cross-encoder 0.875" in out
+
+
 def test_each_step_of_an_evaluation_is_on_the_screen(daemon: CannedDaemon) -> None:
     looked = threading.Event()
 

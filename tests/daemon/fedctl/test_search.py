@@ -44,6 +44,7 @@ def test_an_explanation_has_places_scores_and_words(fedctl: Fedctl, daemon: Cann
         "words: place 1, 0.90 of the question (locks, leak)",
         "meaning: not in the index yet; its place by words stands for it",
         "words: place 2, 0.40 of the question",
+        "cross-encoder: -1.5000; place 3 before",
         "Words add up to 0.1 to a cosine, and a title up to 0.2",
         "(chosen on 40 pairs of split valid).",
     ):
@@ -55,6 +56,8 @@ def test_an_explanation_is_data_or_null(fedctl: Fedctl, daemon: CannedDaemon) ->
     first, new = (one["explanation"] for one in told["passages"])
     assert (first["title_words"], first["cosine"], first["level"]) == (["locks"], 0.625, "sentence")
     assert (first["indexed"], new["indexed"]) == (True, False)
+    assert (first["cross_score"], first["place_before"]) == (-1.5, 3)
+    assert new["place_before"] == 0, "it was not ranked anew"
     assert (told["question"], told["title_weight"], told["weighed_by"]) == ("why", 0.2, 40)
     plain = fedctl("search", "why", "--json").object["passages"]
     assert [one["explanation"] for one in plain] == [None, None]
