@@ -81,6 +81,7 @@ class StatusReply(_message.Message):
     NEXT_RETRIEVER_FIELD_NUMBER: _builtins.int
     WANTED_DIGEST_FIELD_NUMBER: _builtins.int
     PASSAGES_WAITING_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -149,6 +150,8 @@ class StatusReply(_message.Message):
     """version that questions are to be answered with, when it is indexed"""
     passages_waiting: _builtins.int
     """of passages, those that are embedded and indexed yet: words alone find them"""
+    documents_waiting: _builtins.int
+    """with pages that only OCR can read; some have no other page"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -201,10 +204,11 @@ class StatusReply(_message.Message):
         next_retriever: _builtins.str = ...,
         wanted_digest: _builtins.bytes = ...,
         passages_waiting: _builtins.int = ...,
+        documents_waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,6 +842,7 @@ class IngestRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     replace: _builtins.bool
     """also documents of the same id that came from other files"""
     @_builtins.property
@@ -848,20 +853,55 @@ class IngestRequest(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
         """to learn from or to evaluate with"""
 
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingPages]:
+        """behind their documents"""
+
     def __init__(
         self,
         *,
         documents: _abc.Iterable[Global___Document] | None = ...,
         pairs: _abc.Iterable[Global___Pair] | None = ...,
         replace: _builtins.bool = ...,
+        waiting: _abc.Iterable[Global___WaitingPages] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs", "replace", b"replace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs", "replace", b"replace", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IngestRequest: _TypeAlias = IngestRequest  # noqa: Y015
+
+@_typing.final
+class WaitingPages(_message.Message):
+    """Pages that only OCR can read, where no engine is installed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """1 .. 512 characters; not of a document, where no other page is"""
+    pages: _builtins.str
+    """as people write them: 4, 6 to 9. <= 1000 characters on one line"""
+    source: _builtins.str
+    """as in Document"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        pages: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "pages", b"pages", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingPages: _TypeAlias = WaitingPages  # noqa: Y015
 
 @_typing.final
 class IngestProgress(_message.Message):
@@ -988,6 +1028,96 @@ class ListDocumentsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDocumentsReply: _TypeAlias = ListDocumentsReply  # noqa: Y015
+
+@_typing.final
+class ListWaitingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGINS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    begins: _builtins.str
+    """how the id begins; empty: any"""
+    after: _builtins.str
+    """the last id of the page before; empty: the first page"""
+    limit: _builtins.int
+    """of a page"""
+    def __init__(
+        self,
+        *,
+        begins: _builtins.str = ...,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "begins", b"begins", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWaitingRequest: _TypeAlias = ListWaitingRequest  # noqa: Y015
+
+@_typing.final
+class ListWaitingReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    ENGINE_HERE_FIELD_NUMBER: _builtins.int
+    engine_here: _builtins.bool
+    """an OCR engine is installed now, where fedd looks for one"""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingDocument]:
+        """by id; fewer than the limit: these are the last"""
+
+    def __init__(
+        self,
+        *,
+        documents: _abc.Iterable[Global___WaitingDocument] | None = ...,
+        engine_here: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "engine_here", b"engine_here"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWaitingReply: _TypeAlias = ListWaitingReply  # noqa: Y015
+
+@_typing.final
+class WaitingDocument(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    READ_AGAIN_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of no document, where no other page is"""
+    pages: _builtins.str
+    """as people write them: 4, 6 to 9"""
+    source: _builtins.str
+    """the file"""
+    read_again: _builtins.bool
+    """by fedd itself, when an engine is here; else to be ingested again"""
+    cause: _builtins.str
+    """why OCR could not read them, where it has been tried; else "" """
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        pages: _builtins.str = ...,
+        source: _builtins.str = ...,
+        read_again: _builtins.bool = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "id", b"id", "pages", b"pages", "read_again", b"read_again", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingDocument: _TypeAlias = WaitingDocument  # noqa: Y015
 
 @_typing.final
 class StoredDocument(_message.Message):
@@ -1133,6 +1263,9 @@ class ShowDocumentReply(_message.Message):
 
     DOCUMENT_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.str
+    """its pages that only OCR can read, as people write them: 4, 6 to 9"""
     @_builtins.property
     def document(self) -> Global___StoredDocument:
         """as it is listed"""
@@ -1146,10 +1279,11 @@ class ShowDocumentReply(_message.Message):
         *,
         document: Global___StoredDocument | None = ...,
         passages: _abc.Iterable[Global___ShownPassage] | None = ...,
+        waiting: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "passages", b"passages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "passages", b"passages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1349,6 +1483,7 @@ class RemoveDocumentsProgress(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     documents: _builtins.int
     """that are out of the library; no answer cites them"""
     passages: _builtins.int
@@ -1357,6 +1492,8 @@ class RemoveDocumentsProgress(_message.Message):
     """that no document here answers any more, and are out, too"""
     done: _builtins.bool
     """the index is made anew: nothing of them is in any file"""
+    waiting: _builtins.int
+    """ids of which pages waited for OCR, documents or not"""
     @_builtins.property
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of the request that no document here has"""
@@ -1369,10 +1506,11 @@ class RemoveDocumentsProgress(_message.Message):
         pairs: _builtins.int = ...,
         unknown: _abc.Iterable[_builtins.str] | None = ...,
         done: _builtins.bool = ...,
+        waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "done", b"done", "pairs", b"pairs", "passages", b"passages", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "done", b"done", "pairs", b"pairs", "passages", b"passages", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

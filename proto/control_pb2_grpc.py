@@ -64,6 +64,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.ListDocumentsReply.FromString,
                 _registered_method=True)
+        self.ListWaiting = channel.unary_unary(
+                '/hanse.control.v1.Control/ListWaiting',
+                request_serializer=proto_dot_control__pb2.ListWaitingRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListWaitingReply.FromString,
+                _registered_method=True)
         self.Folders = channel.unary_unary(
                 '/hanse.control.v1.Control/Folders',
                 request_serializer=proto_dot_control__pb2.FoldersRequest.SerializeToString,
@@ -197,6 +202,13 @@ class ControlServicer:
 
     def ListDocuments(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWaiting(self, request, context):
+        """What waits for OCR, and what will become of it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -362,6 +374,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ListDocuments,
                     request_deserializer=proto_dot_control__pb2.ListDocumentsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.ListDocumentsReply.SerializeToString,
+            ),
+            'ListWaiting': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWaiting,
+                    request_deserializer=proto_dot_control__pb2.ListWaitingRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListWaitingReply.SerializeToString,
             ),
             'Folders': grpc.unary_unary_rpc_method_handler(
                     servicer.Folders,
@@ -621,6 +638,33 @@ class Control:
             '/hanse.control.v1.Control/ListDocuments',
             proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
             proto_dot_control__pb2.ListDocumentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWaiting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListWaiting',
+            proto_dot_control__pb2.ListWaitingRequest.SerializeToString,
+            proto_dot_control__pb2.ListWaitingReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class ControlStub:
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _grpc.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]
     ListDocuments: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]
+    ListWaiting: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListWaitingRequest, _control_pb2.ListWaitingReply]
+    """What waits for OCR, and what will become of it."""
     Folders: _grpc.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]
     """Watched folders, and what of them could not be read."""
     ShowDocument: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]
@@ -92,6 +94,8 @@ class ControlAsyncStub(ControlStub):
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _aio.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]  # type: ignore[assignment]
     ListDocuments: _aio.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]  # type: ignore[assignment]
+    ListWaiting: _aio.UnaryUnaryMultiCallable[_control_pb2.ListWaitingRequest, _control_pb2.ListWaitingReply]  # type: ignore[assignment]
+    """What waits for OCR, and what will become of it."""
     Folders: _aio.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]  # type: ignore[assignment]
     """Watched folders, and what of them could not be read."""
     ShowDocument: _aio.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]  # type: ignore[assignment]
@@ -173,6 +177,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ListDocumentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ListDocumentsReply, _abc.Awaitable[_control_pb2.ListDocumentsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListWaiting(
+        self,
+        request: _control_pb2.ListWaitingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListWaitingReply, _abc.Awaitable[_control_pb2.ListWaitingReply]]:
+        """What waits for OCR, and what will become of it."""
 
     @_abc_1.abstractmethod
     def Folders(

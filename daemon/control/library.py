@@ -14,9 +14,22 @@ from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.catalogue.filters import Filters
+from daemon.library.catalogue.waiting import StoredWaiting
 from daemon.library.contents import Passage, StoredDocument
-from daemon.library.readers.bounds import fault_of
-from daemon.library.readers.documents import MAX_SPANS, Document, Kind, Pair, Place, Span
+from daemon.library.readers.bounds import fault_of, on_one_line
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_PAGES_NAMED,
+    MAX_SOURCE,
+    MAX_SPANS,
+    Document,
+    Kind,
+    Pair,
+    Place,
+    Span,
+    Waiting,
+)
+from daemon.library.readers.pdf import engines
 from daemon.process.streams import watched
 from daemon.services.folders import FolderState
 from daemon.services.library_changes import ChangeUnderWay
@@ -76,11 +89,12 @@ class LibraryCalls(Calls):
         told: set[int] = set()
         async for request in requests:
             documents, pairs, errors = await asyncio.to_thread(_parsed, request)
-            counts = await self._answered(
-                context,
-                self._driver.collection.ingest(documents, pairs, replace=request.replace),
+            waiting, faults = _waiting(request)
+            work = self._driver.collection.ingest(
+                documents, pairs, replace=request.replace, waiting=waiting
             )
-            errors += counts.refused
+            counts = await self._answered(context, work)
+            errors += [*faults, *counts.refused]
             state.documents_new += counts.new
             state.documents_changed += counts.changed
             state.documents_unchanged += counts.unchanged
@@ -139,6 +153,24 @@ class LibraryCalls(Calls):
             recorded["documents"] = len(found)
         return control.ListDocumentsReply(documents=[_stored(one) for one in found])
 
+    async def ListWaiting(
+        self, request: control.ListWaitingRequest, context: Context
+    ) -> control.ListWaitingReply:
+        """A page of what waits for OCR."""
+        collection = self._driver.collection
+        async with self._audited(context, "show-documents") as recorded:
+            found = await self._answered(
+                context,
+                collection.read(
+                    lambda library: library.waiting(request.begins, request.after, request.limit)
+                ),
+            )
+            recorded["documents"] = len(found)
+        return control.ListWaitingReply(
+            documents=[_waits(one) for one in found],
+            engine_here=await asyncio.to_thread(engines.installed),
+        )
+
     async def ShowDocument(
         self, request: control.ShowDocumentRequest, context: Context
     ) -> control.ShowDocumentReply:
@@ -146,13 +178,24 @@ class LibraryCalls(Calls):
         collection = self._driver.collection
         async with self._audited(context, "show-documents") as recorded:
             found = await self._answered(context, collection.documents(request.id, "", 1))
+            waiting = await self._answered(
+                context, collection.read(lambda library: library.waiting(request.id, "", 1))
+            )
+            pages = waiting[0].pages if waiting and waiting[0].document_id == request.id else ""
             if not found or found[0].id != request.id:
+                if pages:
+                    cause = f"nothing of {request.id!r} could be read: its pages wait for OCR"
+                    await refuse(context, f"{cause} ({pages})", "`fedctl documents list --waiting`")
                 meant = await self._answered(context, collection.similar(request.id))
                 remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
-            passages = await self._answered(context, collection.passages_of(request.id))
+            passages = await self._answered(
+                context, collection.read(lambda library: library.passages_of(request.id))
+            )
             recorded["documents"] = 1
-        return control.ShowDocumentReply(document=_stored(found[0]), passages=map(_shown, passages))
+        return control.ShowDocumentReply(
+            document=_stored(found[0]), passages=map(_shown, passages), waiting=pages
+        )
 
     async def Folders(
         self, _request: control.FoldersRequest, context: Context
@@ -220,7 +263,10 @@ class LibraryCalls(Calls):
         collection, pairs = self._driver.collection, self._around.services.pairs
         async with self._changing(context), self._audited(context, "remove") as recorded:
             known = await self._answered(context, collection.known(request.ids))
-            unknown = sorted({*request.ids} - known)
+            waited = await self._answered(
+                context, collection.read(lambda library: library.waiting_of(request.ids))
+            )
+            unknown = sorted({*request.ids} - known - waited)
             state = control.RemoveDocumentsProgress(unknown=unknown)
             try:
                 removed = await self._answered(context, pairs.remove(request.ids))
@@ -322,6 +368,20 @@ def _parsed(
     return documents, pairs, errors
 
 
+def _waiting(request: control.IngestRequest) -> tuple[list[Waiting], list[str]]:
+    """What of a batch waits for OCR; what is out of bounds is refused."""
+    taken, errors = [], []
+    for told in request.waiting:
+        one = Waiting(told.document_id, on_one_line(told.pages), told.source)
+        if not 1 <= len(one.document_id) <= MAX_ID or len(one.source) > MAX_SOURCE:
+            errors.append(f"waiting pages: an id has 1 to {MAX_ID} characters, a source less")
+        elif not 1 <= len(one.pages) <= MAX_PAGES_NAMED:
+            errors.append(f"waiting pages: 1 to {MAX_PAGES_NAMED} characters name them")
+        else:
+            taken.append(one)
+    return taken, errors
+
+
 def _document(item: control.Document) -> Document:
     return Document(
         id=item.id,
@@ -393,6 +453,16 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
 
 def _stored(document: StoredDocument) -> control.StoredDocument:
     return control.StoredDocument(**asdict(document))
+
+
+def _waits(one: StoredWaiting) -> control.WaitingDocument:
+    return control.WaitingDocument(
+        id=one.document_id,
+        pages=one.pages,
+        source=one.source,
+        read_again=bool(one.folder) and not one.cause,
+        cause=one.cause,
+    )
 
 
 def _exported(document: Document) -> control.Document:

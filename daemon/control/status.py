@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 
 from daemon.control.context import Calls, Context, refuse
+from daemon.library.readers.documents import INSTALL_OCR
+from daemon.library.readers.pdf import engines
 from daemon.process.telemetry import resident_bytes
 from daemon.state.audit import LOOK_AT_IT
 from daemon.state.audit_format import AuditError, BreakRecord
@@ -87,10 +89,12 @@ class StatusCalls(Calls):
                 *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
                 *driver.collection.warnings,
                 *around.services.folders.warnings,
+                *await waiting_for_ocr(counts.waiting),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
             index_recall=driver.collection.index_recall,
             index_engine=driver.collection.index_engine,
+            documents_waiting=counts.waiting,
             passages_waiting=max(0, counts.passages - driver.collection.indexed),
         )
 
@@ -263,6 +267,17 @@ def unverified(
         for site, cause in sorted(causes.items())
         if site in seen and seen[site].head_round > head_round
     ]
+
+
+async def waiting_for_ocr(documents: int) -> list[str]:
+    """That documents have pages which nobody has read here, and what to do; once for all."""
+    if not documents:
+        return []
+    what = "1 document has" if documents == 1 else f"{documents} documents have"
+    which = "`fedctl documents list --waiting`"
+    if await asyncio.to_thread(engines.installed):
+        return [f"{what} pages that wait for OCR: {which} says what to ingest again"]
+    return [f"{what} pages that wait for OCR: {INSTALL_OCR} ({which})"]
 
 
 def _unix_s(moment: datetime | None) -> int:

@@ -41,8 +41,16 @@ from daemon.library.folders import (
     retry_of,
 )
 from daemon.library.readers.bounds import fault_of
-from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
-from daemon.library.readers.pdf import ocr
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_SOURCE,
+    Document,
+    FileProblem,
+    Item,
+    Pair,
+    Waiting,
+)
+from daemon.library.readers.pdf import engines
 from daemon.library.store import Library
 from daemon.process.workers import ask
 
@@ -89,7 +97,7 @@ def look_through(
     tree = look(folder.path)
     with Library.open(library_path, read_only=True) as library:
         notes = library.notes.of(folder.name)
-    found = changes(notes, tree, before, now_ns(), ("ocr",) if ocr.installed() else ())
+    found = changes(notes, tree, before, now_ns(), ocr=engines.installed())
     if tree.missing:
         trouble = (
             f"{tree.missing}; nothing that was read from it is removed meanwhile: mount its disk, "
@@ -155,7 +163,7 @@ class _UnderWay:
     pairs: list[Pair] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     passing: bool = False  # one of the causes is: it is tried again
-    lacks: str = ""  # as in `FileNote`
+    waiting: list[Waiting] = field(default_factory=list)
     size: int = 0
 
     @property
@@ -166,9 +174,10 @@ class _UnderWay:
 
     def part(self, note: FileNote | None = None) -> FilePart:
         """What was read; ``note``: with the last part."""
-        part = FilePart(self.name, note, tuple(self.documents), tuple(self.pairs), self.first)
-        self.documents, self.pairs, self.size, self.first = [], [], 0, False
-        return part
+        told = (tuple(self.documents), tuple(self.pairs), self.first, tuple(self.waiting))
+        self.documents, self.pairs, self.waiting = [], [], []
+        self.size, self.first = 0, False
+        return FilePart(self.name, note, *told)
 
 
 _END: Final = FileProblem("", "")  # behind each file: boxes tell problems as they were given
@@ -243,7 +252,8 @@ class _Reading:
         if isinstance(item, FileProblem):
             file.causes.append(_cause(item, self._folder.path / file.name))
             file.passing = file.passing or item.passing
-            file.lacks = file.lacks or item.lacks
+            if item.lacks and len(prefix) + len(item.document) <= MAX_ID:
+                file.waiting.append(Waiting(prefix + item.document, item.pages, _source(item)))
         elif isinstance(item, Pair):
             named = tuple(prefix + one for one in item.positives)
             pair = replace(item, positives=named)
@@ -277,12 +287,17 @@ class _Reading:
             retry = retry_of(self.retries.get(file.name), stamp, self._now_ns())
         if retry is None:
             self.retries.pop(file.name, None)
-            yield file.part(replace(file.note, refused=refused, lacks=file.lacks))
+            yield file.part(replace(file.note, refused=refused))
             return
         self.retries[file.name] = retry
         at = datetime.fromtimestamp(retry.not_before_ns / 1e9, UTC)
         refused += f" (try {retry.tries}; another one from {at:%Y-%m-%d %H:%M} UTC on)"
         yield file.part(replace(file.note, stamp=UNFINISHED, refused=refused))
+
+
+def _source(problem: FileProblem) -> str:
+    """The file that a problem is about, as documents have theirs."""
+    return problem.path.encode(errors="replace").decode()[:MAX_SOURCE]
 
 
 def _cause(problem: FileProblem, path: Path) -> str:

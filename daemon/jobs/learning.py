@@ -37,7 +37,7 @@ from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import IngestCounts, RemovedCounts, Splitter
 from daemon.library.file_notes import FilesGone, FilesRead
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
@@ -82,11 +82,14 @@ def ingest(
     pairs: Sequence[Pair],
     passage_tokens: int,
     replace: bool = False,
+    waiting: Sequence[Waiting] = (),
 ) -> IngestCounts:
     """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
     with Library.open(library_path) as library:
         splitter = _splitter(spec, passage_tokens)
-        counts = library.put_documents(documents, splitter=splitter, replace=replace)
+        counts = library.put_documents(
+            documents, splitter=splitter, replace=replace, waiting=waiting
+        )
         library.put_pairs(pairs)
     return counts
 

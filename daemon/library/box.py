@@ -233,7 +233,7 @@ class Boxes:
                     elif isinstance(item, FileProblem):
                         problems += 1
                         if problems <= _PROBLEMS:  # a path that a file told would not be its own
-                            yield replace(item, path=where)
+                            yield replace(item, path=where, document=its_id or "")
                     elif isinstance(item, Document) and its_id is not None:
                         documents_told += 1
                         if documents_told == 1:
@@ -328,7 +328,10 @@ def _makes_sense(item: object) -> bool:
     """Whether it is within the bounds of what may be told."""
     if isinstance(item, Document | Pair):
         return not fault_of(item)
-    return not isinstance(item, FileProblem) or len(item.cause) <= _LONGEST_CAUSE
+    if isinstance(item, FileProblem):
+        in_bounds = len(item.cause) <= _LONGEST_CAUSE
+        return in_bounds and len(item.pages) <= documents.MAX_PAGES_NAMED
+    return True
 
 
 class _Ended(Exception):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from crypto.arrays import Float32
 from daemon.library.passages import Piece
 from daemon.library.readers.documents import Document, Kind, Place
+from daemon.library.schema import LibraryError
 
 
 class Splitter(Protocol):
@@ -62,11 +67,15 @@ class IngestCounts:
 
 @dataclass(frozen=True)
 class RemovedCounts:
-    """What went; ``pairs``: those that none of the documents here answers any more."""
+    """What went; ``pairs``: those that none of the documents here answers any more.
+
+    ``waiting``: documents of which pages waited for OCR; they need not have been here.
+    """
 
     documents: int = 0
     passages: int = 0
     pairs: int = 0
+    waiting: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,13 +98,17 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class LibraryCounts:
-    """Sizes of a library; a pair counts when one of its documents is here."""
+    """Sizes of a library; a pair counts when one of its documents is here.
+
+    ``waiting``: documents with pages that wait for OCR.
+    """
 
     documents: int = 0
     passages: int = 0
     pairs_train: int = 0
     pairs_valid: int = 0
     pairs_test: int = 0
+    waiting: int = 0
 
 
 def embedding_text(title: str, text: str, context: str = "") -> str:
@@ -120,3 +133,24 @@ def digests_of(document: Document, splitter: Splitter) -> tuple[bytes, bytes]:
     earlier = [*fields, blocks, *about] if blocks or any(about) else fields
     first, second = (hashlib.sha256(json.dumps(x).encode()).digest() for x in (now, earlier))
     return first, second
+
+
+def raw_rows(vectors: Float32, expected: int) -> list[bytes]:
+    """Vectors, float32 [expected, d], as a library keeps them. Raises LibraryError for others."""
+    if vectors.ndim != 2 or len(vectors) != expected:
+        raise LibraryError(f"expected {expected} rows of features, got shape {vectors.shape}")
+    return [row.tobytes() for row in np.ascontiguousarray(vectors, dtype="<f4")]
+
+
+def matrix_of(raw: Sequence[bytes]) -> Float32:
+    """Equal-length raw vectors as float32 [n, d]; [0, 0] when there are none."""
+    if not raw:
+        return np.zeros((0, 0), dtype=np.float32)
+    if len({len(vector) for vector in raw}) != 1:
+        raise LibraryError("cached features of one encoder differ in length: the file is damaged")
+    return np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1).copy()
+
+
+def query_content_of(query: str) -> bytes:
+    """SHA-256 of a question, by which its features are kept."""
+    return hashlib.sha256(query.encode()).digest()

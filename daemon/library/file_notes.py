@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.schema import explained
 
 
@@ -34,13 +34,14 @@ UNFINISHED = Stamp(-1, 0, 0)
 class FileNote:
     """A file as it was read; ``refused``: why it, or some of it, was not.
 
-    ``lacks``: as in `FileProblem`; when it is here, the file is read again.
+    ``waits``: some of its pages do, for OCR: read again when there is an engine. Told by the
+    library alone, which has it of what waits.
     """
 
     stamp: Stamp
     digest: bytes  # SHA-256 of its content
     refused: str = ""
-    lacks: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class FilePart:
     documents: tuple[Document, ...] = ()
     pairs: tuple[Pair, ...] = ()
     first: bool = True
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,16 @@ class FileNotes:
         """By path below the folder."""
         with explained(self._path):
             rows = self._db.execute(
-                "SELECT path, size, mtime_ns, inode, digest, refused, lacks FROM file"
-                " WHERE collection = ?",
+                "SELECT f.path, size, mtime_ns, inode, digest, refused, EXISTS (SELECT 1 FROM"
+                " waiting w WHERE w.collection = f.collection AND w.path = f.path)"
+                " FROM file f WHERE f.collection = ?",
                 (collection,),
             )
             return {
-                os.fsdecode(path): FileNote(Stamp(size, mtime_ns, inode), digest, *why)
-                for path, size, mtime_ns, inode, digest, *why in rows
+                os.fsdecode(path): FileNote(
+                    Stamp(size, mtime_ns, inode), digest, refused, bool(waits)
+                )
+                for path, size, mtime_ns, inode, digest, refused, waits in rows
             }
 
     def refused(self, collection: str, limit: int) -> tuple[int, list[tuple[str, str]]]:
@@ -164,13 +169,10 @@ class FileNotes:
     def _note(self, key: tuple[str, bytes], note: FileNote) -> None:
         stamp = note.stamp
         self._db.execute(
-            "INSERT INTO file(collection, path, size, mtime_ns, inode, digest, refused, lacks)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT(collection, path) DO UPDATE SET"
-            " size = ?3, mtime_ns = ?4, inode = ?5, digest = ?6, refused = ?7, lacks = ?8",
-            (
-                *(*key, stamp.size, stamp.mtime_ns, stamp.inode),
-                *(note.digest, note.refused, note.lacks),
-            ),
+            "INSERT INTO file(collection, path, size, mtime_ns, inode, digest, refused)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT(collection, path) DO UPDATE SET"
+            " size = ?3, mtime_ns = ?4, inode = ?5, digest = ?6, refused = ?7",
+            (*key, stamp.size, stamp.mtime_ns, stamp.inode, note.digest, note.refused),
         )
 
     def _mark(self, key: tuple[str, bytes], current: int) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,17 +148,18 @@ def changes(
     tree: Tree,
     before: Memory,
     now_ns: int,
-    here: Collection[str] = (),
+    *,
+    ocr: bool = False,
 ) -> Changes:
     """What is to be read, what waits, and what is gone; of a missing folder nothing.
 
-    ``here``: of what files may have lacked (`FileNote.lacks`) that which is installed now.
+    ``ocr``: an engine is installed, for what waits for one.
     """
     read: list[str] = []
     waiting: dict[str, Stamp] = {}
     for name, stamp in tree.files.items():
         note = notes.get(name)
-        if note is not None and note.stamp == stamp and note.lacks not in here:
+        if note is not None and note.stamp == stamp and not (note.waits and ocr):
             continue
         retry = before.retries.get(name)
         if retry is not None and retry.stamp == stamp and now_ns < retry.not_before_ns:

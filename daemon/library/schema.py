@@ -10,7 +10,7 @@ from pathlib import Path
 
 from daemon.library.catalogue.name_words import name_words
 
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _BUSY_MS = 30_000
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
@@ -48,8 +48,16 @@ CREATE TABLE file_document (
 ) WITHOUT ROWID;
 CREATE INDEX file_document_id ON file_document(document_id);
 """
-# What was not here to read all of a file: '', or 'ocr'.
-_LACKS = "ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';\n"
+_WAITING = """
+CREATE TABLE waiting (                 -- documents with pages that only OCR can read
+  document_id TEXT PRIMARY KEY,        -- which need not be here: a scan may have no other page
+  pages TEXT NOT NULL, source TEXT NOT NULL,
+  cause TEXT NOT NULL,                 -- why OCR could not read them, once it was tried; else ''
+  collection TEXT, path BLOB,          -- the watched file that it is; NULL: none
+  FOREIGN KEY (collection, path) REFERENCES file(collection, path) ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE INDEX waiting_file ON waiting(collection, path);
+"""
 _CATALOGUE = """
 CREATE TABLE facet (                   -- what documents are found by, beside their passages
   kind TEXT NOT NULL,                  -- title, author (a word of it), date, language, tag
@@ -86,7 +94,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}{_LACKS}{_CATALOGUE}CREATE TABLE feature (
+{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -123,8 +131,7 @@ ALTER TABLE passage ADD COLUMN begins INTEGER;
 ALTER TABLE passage ADD COLUMN ends INTEGER;
 """
 _REBUILD = "INSERT INTO passage_words(passage_words) VALUES ('rebuild');"
-# From format 2, which had no catalogue and did not say what files lacked. `words_of` is
-# `name_words`, as JSON.
+# From format 2, which had no catalogue. `words_of` is `name_words`, as JSON.
 _ENTER = """
 INSERT INTO facet
   SELECT 'title', word.value, d.id FROM document d, json_each(words_of(d.title)) word;
@@ -133,9 +140,16 @@ INSERT INTO facet
 INSERT INTO facet SELECT 'date', date, id FROM document WHERE date != '';
 INSERT INTO facet SELECT 'language', language, id FROM document WHERE language != '';
 """
+_LACKS = "ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';"
+# From format 3, which said of a watched file that it waits, and not which pages: it is read again.
+_READ_AGAIN = """
+UPDATE file SET size = -1, mtime_ns = 0, inode = 0, digest = x'' WHERE lacks != '';
+ALTER TABLE file DROP COLUMN lacks;
+"""
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
+    3: f"{_READ_AGAIN} {_WAITING}",
 }
 
 

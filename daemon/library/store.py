@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.catalogue.catalogue import Catalogue
 from daemon.library.catalogue.filters import Filters, fitting
 from daemon.library.catalogue.question_pairs import QuestionPairs
+from daemon.library.catalogue.waiting import StoredWaiting, WaitingPages
 from daemon.library.contents import (
     IngestCounts,
     LibraryCounts,
@@ -41,11 +43,14 @@ from daemon.library.contents import (
     content_of,
     digests_of,
     embedding_text,
+    matrix_of,
+    query_content_of,
+    raw_rows,
 )
 from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.schema import LibraryError, explained, open_database, transaction
 from daemon.library.words import WordsRanking, terms
 from daemon.process.faultpoints import passing
@@ -70,6 +75,7 @@ class Library:
         self._words = WordsRanking(connection)
         self._catalogue = Catalogue(connection)
         self._pairs = QuestionPairs(connection)
+        self._waiting = WaitingPages(connection)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -98,13 +104,19 @@ class Library:
     # ---- documents and passages ----------------------------------------------
 
     def put_documents(
-        self, documents: Iterable[Document], *, splitter: Splitter, replace: bool = False
+        self,
+        documents: Iterable[Document],
+        *,
+        splitter: Splitter,
+        replace: bool = False,
+        waiting: Iterable[Waiting] = (),
     ) -> IngestCounts:
         """Store documents in one transaction: all of them or, on an error, none.
 
         A document with a known id replaces the old one and its passages; one
         that is the same as before costs a hash. Of two with one id the last
-        stands. One that was read from another file is refused unless ``replace``.
+        stands. One that was read from another file is refused unless ``replace``. What is
+        ``waiting`` is told behind its documents.
         """
         tally = {"new": 0, "changed": 0, "unchanged": 0}
         refused: list[str] = []
@@ -115,6 +127,7 @@ class Library:
                     tally[self._put_document(document, splitter, dropped, replace)] += 1
                 except _FromElsewhere as error:
                     refused.append(str(error))
+            self._waiting.put(waiting)
             self._drop_features(dropped)
         return IngestCounts(**tally, refused=tuple(refused))
 
@@ -129,6 +142,8 @@ class Library:
             if row[0] != digest:
                 set_digest = "UPDATE document SET digest = ? WHERE id = ?"
                 self._db.execute(set_digest, (digest, document.id))
+            if document.source in ("", row[1]):
+                self._waiting.drop(document.id)  # what still does is told behind it
             return "changed" if self._catalogue.enter(document) else "unchanged"
         if row is not None and not replace and "" != row[1] != document.source != "":
             raise _FromElsewhere(
@@ -139,6 +154,7 @@ class Library:
             if document.tags is None:
                 document = dataclasses.replace(document, tags=self._catalogue.tags_of(document.id))
             dropped |= self._remove(document.id)
+        self._waiting.drop(document.id)
         self._db.execute(
             "INSERT INTO document(id, title, split, digest, source) VALUES (?, ?, ?, ?, ?)",
             (document.id, document.title, document.split, digest, document.source),
@@ -179,11 +195,15 @@ class Library:
             dropped: set[bytes] = set()
             left: list[str] = []
             for part in read.parts:
+                file = (read.collection, os.fsencode(part.name))
+                if part.first:
+                    self._waiting.drop_of_file(file)
                 for document in part.documents:
                     tally[self._put_document(document, splitter, dropped, replace=True)] += 1
                 for pair in part.pairs:
                     self._pairs.put(pair)
                 left += self.notes.put(read.collection, part)
+                self._waiting.put(part.waiting, file)
             self._drop_features(dropped)
             # Of what a file was before, another may have become the owner meanwhile.
             self._delete(one for one in left if not self.notes.owners(one))
@@ -211,9 +231,11 @@ class Library:
         return removed
 
     def _delete(self, ids: Iterable[str]) -> RemovedCounts:
+        ids = list(ids)
+        waiting = self._waiting.drop_of(ids)
         removed = sorted(self.known(ids))
         if not removed:
-            return RemovedCounts()
+            return RemovedCounts(waiting=waiting)
         ((passages,),) = self._rows(
             "SELECT count(*) FROM passage WHERE document_id IN (SELECT value FROM json_each(?))",
             (json.dumps(removed),),
@@ -225,13 +247,13 @@ class Library:
         pairs, queries = self._pairs.drop_of(removed)
         self._db.executemany(
             "DELETE FROM query_feature WHERE content = ?",
-            [(_query_content(query),) for query in queries],
+            [(query_content_of(query),) for query in queries],
         )
         self._db.execute("DELETE FROM removal")
         self._db.execute("INSERT INTO removal VALUES (randomblob(16))")
         # It marks words that are gone, and keeps them until its parts are merged.
         self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
-        return RemovedCounts(len(removed), passages, pairs)
+        return RemovedCounts(len(removed), passages, pairs, waiting)
 
     def empty_log(self) -> None:
         """Leave nothing beside the file of what was removed: SQLite's log (WAL) has old pages.
@@ -263,6 +285,16 @@ class Library:
         """As `Catalogue.whole`."""
         with explained(self._path):
             return self._catalogue.whole(ids, most)
+
+    def waiting(self, begins: str, after: str, limit: int) -> list[StoredWaiting]:
+        """As `WaitingPages.page`."""
+        with explained(self._path):
+            return self._waiting.page(begins, after, limit)
+
+    def waiting_of(self, ids: Iterable[str]) -> set[str]:
+        """As `WaitingPages.known`."""
+        with explained(self._path):
+            return self._waiting.known(ids)
 
     def fitting(self, filters: Filters) -> list[int] | None:
         """Labels of the passages of documents that fit, ascending; None: all do.
@@ -413,7 +445,7 @@ class Library:
 
         Passages that are gone by now are passed over.
         """
-        raw = _raw_rows(vectors, len(rowids))
+        raw = raw_rows(vectors, len(rowids))
         with self._transaction():
             self._db.executemany(
                 "INSERT OR REPLACE INTO feature(encoder, content, vector)"
@@ -438,18 +470,18 @@ class Library:
             (encoder_digest, None if rowids is None else json.dumps(list(rowids))),
         )
         labels = np.array([rowid for rowid, _ in rows], dtype=np.int64)
-        return labels, _matrix([vector for _, vector in rows])
+        return labels, matrix_of([vector for _, vector in rows])
 
     def put_query_features(
         self, encoder_digest: bytes, queries: Sequence[str], vectors: Float32
     ) -> None:
         """Cache one vector for each query: ``vectors`` is float32 [len(queries), d]."""
-        raw = _raw_rows(vectors, len(queries))
+        raw = raw_rows(vectors, len(queries))
         with self._transaction():
             self._db.executemany(
                 "INSERT OR REPLACE INTO query_feature(encoder, content, vector) VALUES (?, ?, ?)",
                 [
-                    (encoder_digest, _query_content(query), vector)
+                    (encoder_digest, query_content_of(query), vector)
                     for query, vector in zip(queries, raw, strict=True)
                 ],
             )
@@ -460,7 +492,7 @@ class Library:
         for query in queries:
             rows = self._rows(
                 "SELECT vector FROM query_feature WHERE encoder = ? AND content = ?",
-                (encoder_digest, _query_content(query)),
+                (encoder_digest, query_content_of(query)),
             )
             if rows:
                 features[query] = np.frombuffer(rows[0][0], dtype="<f4")
@@ -504,6 +536,7 @@ class Library:
             ("SELECT count(*) FROM document", ()),
             ("SELECT count(*) FROM passage", ()),
             *((usable, (split,)) for split in ("train", "valid", "test")),
+            ("SELECT count(*) FROM waiting", ()),
         ]
         return LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
 
@@ -561,22 +594,3 @@ class Library:
     def _transaction(self) -> Iterator[None]:
         with explained(self._path), transaction(self._db):
             yield
-
-
-def _raw_rows(vectors: Float32, expected: int) -> list[bytes]:
-    if vectors.ndim != 2 or len(vectors) != expected:
-        raise LibraryError(f"expected {expected} rows of features, got shape {vectors.shape}")
-    return [row.tobytes() for row in np.ascontiguousarray(vectors, dtype="<f4")]
-
-
-def _matrix(raw: Sequence[bytes]) -> Float32:
-    """Equal-length raw vectors as float32 [n, d]; [0, 0] when there are none."""
-    if not raw:
-        return np.zeros((0, 0), dtype=np.float32)
-    if len({len(vector) for vector in raw}) != 1:
-        raise LibraryError("cached features of one encoder differ in length: the file is damaged")
-    return np.frombuffer(b"".join(raw), dtype="<f4").reshape(len(raw), -1).copy()
-
-
-def _query_content(query: str) -> bytes:
-    return hashlib.sha256(query.encode()).digest()

@@ -168,6 +168,12 @@ METRICS = (
         lambda s: len(s.audit_breaks),
     ),
     Metric(
+        "hanse_documents_waiting",
+        "Documents with pages that only OCR can read, where no engine has.",
+        "count",
+        lambda s: s.documents_waiting,
+    ),
+    Metric(
         "hanse_warnings",
         "What people should look at (`fedctl status` says it in words).",
         "count",

@@ -29,7 +29,6 @@ from daemon.library.catalogue.filters import Filters
 from daemon.library.contents import (
     IngestCounts,
     LibraryCounts,
-    Passage,
     RemovedCounts,
     StoredDocument,
 )
@@ -37,7 +36,7 @@ from daemon.library.dense.engines import LEAST_RECALL
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.dense.options import EngineUnavailable
 from daemon.library.file_notes import FilesGone, FilesRead
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
@@ -161,11 +160,17 @@ class Collection:
     # ---- documents in ------------------------------------------------------------
 
     async def ingest(
-        self, documents: Sequence[Document], pairs: Sequence[Pair], *, replace: bool = False
+        self,
+        documents: Sequence[Document],
+        pairs: Sequence[Pair],
+        *,
+        replace: bool = False,
+        waiting: Sequence[Waiting] = (),
     ) -> IngestCounts:
         """Store a batch; what is there already costs nothing. `index` makes it findable.
 
-        ``replace``: also documents that were read from other files.
+        ``replace``: also documents that were read from other files. ``waiting``: as in
+        `Library.put_documents`.
         """
         return await self._learning.run(
             learning_jobs.ingest,
@@ -175,6 +180,7 @@ class Collection:
             pairs,
             self._settings.passage_tokens,
             replace,
+            waiting,
         )
 
     async def put_files(self, read: FilesRead) -> IngestCounts:
@@ -248,27 +254,23 @@ class Collection:
 
     async def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids whose documents are here."""
-        return await self._read(lambda library: library.known(ids))
+        return await self.read(lambda library: library.known(ids))
 
     async def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
         """Documents whose id begins so, in the order of ids, of those behind ``after``."""
-        return await self._read(lambda library: library.documents(begins, after, limit))
-
-    async def passages_of(self, document_id: str) -> list[Passage]:
-        """The passages of a document, in reading order."""
-        return await self._read(lambda library: library.passages_of(document_id))
+        return await self.read(lambda library: library.documents(begins, after, limit))
 
     async def whole_documents(self, ids: Sequence[str], most: int) -> tuple[list[Document], int]:
         """As `daemon.library.catalogue.catalogue.Catalogue.whole`."""
-        return await self._read(lambda library: library.whole_documents(ids, most))
+        return await self.read(lambda library: library.whole_documents(ids, most))
 
     async def pairs_naming(
         self, begins: str, ids: Sequence[str] | None, after: int, limit: int
     ) -> list[tuple[int, Pair]]:
         """As `Library.pairs_naming`."""
-        return await self._read(lambda library: library.pairs_naming(begins, ids, after, limit))
+        return await self.read(lambda library: library.pairs_naming(begins, ids, after, limit))
 
-    async def _read(self, question: Callable[[Library], T]) -> T:
+    async def read(self, question: Callable[[Library], T]) -> T:
         """What the library says, asked in a thread."""
 
         def asked() -> T:
@@ -279,7 +281,7 @@ class Collection:
 
     async def similar(self, wrong_id: str) -> str:
         """The id of a document here that a wrong one may mean; empty: none."""
-        return await self._read(lambda library: library.similar(wrong_id))
+        return await self.read(lambda library: library.similar(wrong_id))
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""

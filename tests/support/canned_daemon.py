@@ -41,6 +41,7 @@ class CannedDaemon(ControlServicer):
         self.ingest_errors: list[str] = []
         self.documents = {"manuals/lift.txt", "manuals/lock.txt", "rules.md"}
         self.folders: list[control.WatchedFolder] = []
+        self.waiting: list[control.WaitingDocument] = []
         self.exporting: Callable[[str, Any], object] = lambda _name, _context: None
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
@@ -176,6 +177,11 @@ class CannedDaemon(ControlServicer):
         found = [n for n in self.documents if n.startswith(request.begins) and n > request.after]
         page = [stored(name) for name in sorted(found)[: request.limit]]
         return control.ListDocumentsReply(documents=page)
+
+    def ListWaiting(self, request: Any, context: Any) -> control.ListWaitingReply:
+        self._hear(request, context)
+        found = [one for one in self.waiting if one.id > request.after]
+        return control.ListWaitingReply(documents=found[: request.limit])
 
     def ShowDocument(self, request: Any, context: Any) -> control.ShowDocumentReply:
         self._hear(request, context)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import (
         FoldersReply,
+        ListWaitingReply,
         RemoveDocumentsProgress,
         ShowDocumentReply,
         StoredDocument,
@@ -58,8 +59,23 @@ Below = Annotated[
 
 @topic.command("list")
 @command
-def documents_list(session: Session, below: Below = "") -> None:
-    """List the documents by id, with what is known of them and the number of passages."""
+def documents_list(
+    session: Session,
+    below: Below = "",
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Those with pages that wait for OCR, and which.")
+    ] = False,
+) -> None:
+    """List the documents by id, with what is known of them and the number of passages.
+
+    --waiting: those with pages that only OCR can read, where no engine was installed, also scans
+    of which nothing could be read. When there is one, fedd reads files of watched folders again
+    by itself; the list says what is to be ingested again.
+    """
+    if waiting:
+        waits = run(_waiting(session, below))
+        session.result(as_plain(waits), lambda console: _show_waiting(console, waits))
+        return
     found = run(_listed(session, below))
     plain = {"documents": [as_plain(one) for one in found]}
     session.result(plain, lambda console: _show_list(console, found, below))
@@ -176,7 +192,7 @@ def documents_remove(
             "nothing was removed",
         )
     removed = run(_removed(session, list(dict.fromkeys(ids))))
-    if not removed.documents:
+    if not removed.documents and not removed.waiting:
         raise CommandError(
             f"no such document here: {', '.join(map(visible, removed.unknown[:5]))}",
             "`fedctl documents list` shows them",
@@ -207,6 +223,21 @@ async def _pages(daemon: ControlAsyncStub, begins: str) -> list[StoredDocument]:
         found.extend(page)
         if len(page) < _A_PAGE:
             return found
+
+
+async def _waiting(session: Session, begins: str) -> ListWaitingReply:
+    """All of it, page by page."""
+    from proto.control_pb2 import ListWaitingReply, ListWaitingRequest
+
+    whole = ListWaitingReply()
+    async with connected(socket_path(session)) as daemon:
+        while True:
+            after = whole.documents[-1].id if whole.documents else ""
+            request = ListWaitingRequest(begins=begins, after=after, limit=_A_PAGE)
+            page = await daemon.ListWaiting(request, timeout=ANSWERED_WITHIN_S)
+            whole.MergeFrom(page)
+            if len(page.documents) < _A_PAGE:
+                return whole
 
 
 async def _shown(session: Session, document: str) -> ShowDocumentReply:
@@ -241,6 +272,7 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
             whole.documents += last.documents
             whole.passages += last.passages
             whole.pairs += last.pairs
+            whole.waiting += last.waiting
             whole.unknown.extend(last.unknown)
             whole.done = last.done
     return whole
@@ -300,12 +332,32 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
     console.print(table)
 
 
+def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
+    from daemon.library.readers.documents import INSTALL_OCR
+
+    if not reply.documents:
+        console.print("no document has pages that wait for OCR")
+        return
+    table = columns("document", "pages", "then")
+    table.columns[0].min_width = max(len(visible(one.id)) for one in reply.documents)
+    for one in reply.documents:
+        by_itself = "is read again by itself" if one.read_again else "ingest it again"
+        then = f"OCR failed ({visible(one.cause)}): {by_itself}" if one.cause else by_itself
+        table.add_row(*map(plain_text, (visible(one.id), visible(one.pages), then)))
+    console.print(table)
+    remedy = "an engine is installed now" if reply.engine_here else INSTALL_OCR
+    console.print(remedy[0].upper() + remedy[1:] + ".", soft_wrap=True)
+
+
 def _show(console: Console, reply: ShowDocumentReply) -> None:
     about = reply.document
     console.print(plain_text(visible(about.title or about.id)), style="bold", soft_wrap=True)
     split = about.split or "train"
     line = f"{visible(about.id)}: {about.passages} passages, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
+    if reply.waiting:
+        waits = f"pages that wait for OCR: {visible(reply.waiting)}"
+        console.print(plain_text(waits), style="yellow", soft_wrap=True)
     for name, said in _known_of(about):
         console.print(plain_text(f"{name}: {visible(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:

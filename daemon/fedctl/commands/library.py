@@ -87,6 +87,7 @@ def ingest(
     Tags are to search by. Documents get those of --tag and of their lines in a .jsonl file, and
     no others; where neither names any, they keep what they have.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
+    Pages that only OCR can read wait, where no engine is installed, and are told once (3).
     A pair is of use once a document that it names is here; else it is named at the end (3).
     A path that is not there, and paths at which there is nothing to read, are exit code 2.
     """
@@ -101,7 +102,8 @@ def ingest(
             "ingest the same paths again for the rest; what is there already is not embedded again",
             exit_code=Exit.INTERRUPTED,
         ) from None
-    if not (ingested.documents_read or ingested.pairs_read or ingested.problems):
+    read = ingested.documents_read or ingested.pairs_read
+    if not (read or ingested.problems or ingested.waiting):
         raise CommandError(
             f"nothing was read: no files at {', '.join(map(str, paths))}",
             f"Name files ({', '.join(SUFFIXES)}) or folders of them; hidden ones are passed over",
@@ -111,6 +113,8 @@ def ingest(
     session.result(plain, lambda console: _show(console, ingested))
     for problem in ingested.problems:
         session.note(f"refused: {_problem_line(problem)}")
+    if ingested.waiting:
+        session.note(_waiting(ingested))
     return ingested.exit_code
 
 
@@ -192,6 +196,19 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
         "test": here.pairs_test,
     }
     return ingested
+
+
+def _waiting(ingested: Ingested) -> str:
+    """What waits for OCR: once, however many pages and files."""
+    from daemon.library.readers.documents import INSTALL_OCR
+
+    count, first = len(ingested.waiting), ingested.waiting[0]
+    what = "1 document has" if count == 1 else f"{count} documents have"
+    which = f"{visible(first['document'])}: {visible(first['pages'])}"
+    return (
+        f"{what} pages that wait for OCR ({'' if count == 1 else 'the first '}{which}): "
+        f"{INSTALL_OCR}; `fedctl documents list --waiting` shows what is read again then"
+    )
 
 
 def _problem_line(problem: dict[str, Any]) -> str:

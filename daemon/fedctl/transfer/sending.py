@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 BATCH_BYTES = 4 << 20
+_OF_A_PROBLEM = ("path", "line", "page", "cause")
 
 
 @dataclass
@@ -45,11 +46,12 @@ class Ingested:
     bytes_total: int = 0
     other_kinds: int = 0  # files of folders that nobody reads
     problems: list[dict[str, Any]] = field(default_factory=list)
+    waiting: list[dict[str, str]] = field(default_factory=list)  # for OCR: documents, their pages
 
     @property
     def exit_code(self) -> Exit:
-        """OK; PARTLY when something was refused or a pair can't be used; FAILED when all was."""
-        if not self.problems:
+        """OK; PARTLY when something was refused, waits or can't be used; FAILED when all was."""
+        if not self.problems and not self.waiting:
             return Exit.PARTLY if self.pairs_usable < self.pairs else Exit.OK
         taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
         return Exit.PARTLY if taken else Exit.FAILED
@@ -123,7 +125,10 @@ async def _batches(
             so_far.documents_read += len(batch.documents)
             so_far.pairs_read += len(batch.pairs)
             watch(so_far)
-            if not batch.documents and not batch.pairs:
+            so_far.waiting.extend(
+                {"document": one.document_id, "pages": one.pages} for one in batch.waiting
+            )
+            if not (batch.documents or batch.pairs or batch.waiting):
                 return
             await turn.acquire()
             yield batch
@@ -198,8 +203,15 @@ def _next_batch(
             pair = control_pb2.Pair(query=item.query, positives=named, split=item.split)
             batch.pairs.append(pair)
             size += pair.ByteSize()
+        elif item.lacks:
+            batch.waiting.add(
+                document_id=naming.prefix + item.document,
+                pages=item.pages,
+                source=str(Path(item.path).absolute()).encode(errors="replace").decode(),
+            )
         else:
-            problems.append(vars(item))
-        if size >= BATCH_BYTES or most in (len(batch.documents), len(batch.pairs)):
+            problems.append({name: getattr(item, name) for name in _OF_A_PROBLEM})
+        told = (len(batch.documents), len(batch.pairs), len(batch.waiting))
+        if size >= BATCH_BYTES or most in told:
             break
     return batch, problems

@@ -22,6 +22,8 @@ Kind = Literal["text", "heading", "table", "figure"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_PAGE = 1 << 20
+MAX_PAGES_NAMED = 1000  # characters of `FileProblem.pages`
+INSTALL_OCR = "install tesseract-ocr, with its package for each language"
 
 Place = tuple[float, float, float, float]
 """Left, top, right and bottom on a page, as parts of its width and height: 0 to 1."""
@@ -122,7 +124,8 @@ class FileProblem:
     """What was not read, why, and what to do; ``line`` and ``page`` count from 1.
 
     ``passing``: it need not be the file's fault, and another try may go well. ``lacks``: what
-    is not installed here and would have read it.
+    is not installed here and would have read it, of ``pages`` (as people write them: 4, 6 to 9);
+    it comes behind its document. ``document``: the one that the file is, if it is one.
     """
 
     path: str
@@ -131,6 +134,8 @@ class FileProblem:
     page: int | None = None
     passing: bool = False
     lacks: Literal["", "ocr"] = ""
+    pages: str = ""
+    document: str = ""
 
     def __str__(self) -> str:
         where = self.path
@@ -140,6 +145,19 @@ class FileProblem:
             where += f", line {self.line}"
         # A file's name is not ours: it must not break the line or paint the terminal.
         return _CONTROL.sub("?", f"{where}: {self.cause}".encode(errors="replace").decode())
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Pages of a document that only OCR can read, where no engine is installed.
+
+    ``document_id`` need not be in the library: a scan may have no other page. ``pages``: as in
+    `FileProblem`; ``source``: as in `Document`.
+    """
+
+    document_id: str
+    pages: str
+    source: str = ""
 
 
 Item = Document | Pair | FileProblem

@@ -104,6 +104,7 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
     name = limited("its path", source.name, MAX_ID)
     about, size, problems = About(), 0, 0
     blocks: list[Block] = []
+    lacking: list[FileProblem] = []  # behind the document that they are about
     for piece in pieces:
         source.watch(0)
         if isinstance(piece, About):
@@ -115,6 +116,8 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
                 raise Refused(f"longer than {limit} MiB of text: cut it into several files")
             if piece.text:  # else its span would be none
                 blocks.append(piece)
+        elif isinstance(piece, FileProblem) and piece.lacks:
+            lacking.append(piece)
         else:
             problems += isinstance(piece, FileProblem)
             yield piece
@@ -138,8 +141,9 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
             date=about.date if is_day(about.date) else "",
             language=about.language if is_language(about.language) else "",
         )
-    elif not problems:
+    elif not problems and not lacking:
         raise Refused("no text in it: nothing to ingest")
+    yield from lacking
 
 
 class Refused(Exception):

@@ -81,6 +81,25 @@ def test_watched_folders_are_shown_with_what_was_not_read(
     assert plain["vanished"] == "remove"
 
 
+def test_what_waits_for_ocr_is_listed_with_what_becomes_of_it(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no document has pages that wait" in fedctl("documents", "list", "--waiting").out
+    monkeypatch.setattr(documents, "_A_PAGE", 2)
+    daemon.waiting = [
+        control.WaitingDocument(id="a/scan.pdf", pages="4, 6 to 9", read_again=True),
+        control.WaitingDocument(id="b.pdf", pages="1"),
+        control.WaitingDocument(id="c.pdf", pages="2", cause="tesseract [failed]"),
+    ]
+    out = " ".join(fedctl("documents", "list", "--waiting").out.split())
+    assert "a/scan.pdf 4, 6 to 9 is read again by itself" in out
+    assert "b.pdf 1 ingest it again" in out
+    assert "Install tesseract-ocr, with its package for each language." in out
+    told = fedctl("documents", "list", "--waiting", "--json").object["documents"]
+    assert [one["id"] for one in told] == ["a/scan.pdf", "b.pdf", "c.pdf"]
+    assert told[2]["cause"] == "tesseract [failed]"
+
+
 def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("documents", "remove", "rules.md", "--yes").out
     assert "1 documents removed, 2 passages, 1 pairs" in out

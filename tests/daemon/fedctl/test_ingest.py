@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from PIL import Image
 
 from daemon.fedctl.terminal.output import Exit
 from daemon.fedctl.transfer import sending
@@ -41,6 +42,28 @@ def test_ingest_goes_on_after_a_refused_file(
     assert ran.object["problems"][1]["line"] == 2
     assert ran.err.count("refused: ") == 3
     assert fedctl("ingest", tmp_path / "b.txt").code == Exit.FAILED  # nothing was ingested
+
+
+def test_what_waits_for_ocr_is_told_once_however_many_files(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "no programs"))
+    for name in ("a.pdf", "b.pdf"):
+        page = Image.new("L", (300, 400), 255)
+        page.save(tmp_path / name, save_all=True, append_images=[page, page])
+    ran = fedctl("ingest", tmp_path, "--collection", "scans", "--json")
+    assert ran.code == Exit.FAILED, "nothing of them could be read"
+    assert ran.object["problems"] == []
+    assert ran.object["waiting"] == [
+        {"document": "scans/a.pdf", "pages": "1 to 3"},
+        {"document": "scans/b.pdf", "pages": "1 to 3"},
+    ]
+    (request,) = daemon.asked[:-1]
+    assert {Path(one.source).parent for one in request.waiting} == {tmp_path}
+    assert ran.err.count("install tesseract-ocr") == 1
+    assert "2 documents have pages that wait for OCR" in ran.err
+    (tmp_path / "c.txt").write_text("Locks keep the level of a canal.")
+    assert fedctl("ingest", tmp_path).code == Exit.PARTLY
 
 
 def test_a_path_that_is_not_there_is_refused_before_anything_is_sent(

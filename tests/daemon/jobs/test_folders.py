@@ -116,7 +116,7 @@ def test_pages_that_wait_for_ocr_are_read_when_it_is_there(
 
     path, without = os.environ["PATH"], str(tmp_path / "no programs")
     looked(without)
-    assert "install tesseract-ocr" in site.refused()["scan.pdf"]
+    assert "page 1 waits for OCR" in site.refused()["scan.pdf"]
     looked(without)
     assert site.given == [], "no look reads it in vain"
     looked(path)

@@ -221,8 +221,8 @@ def test_pauses_between_tries_grow_and_come_to_an_end() -> None:
     assert retry_of(Retry(A, 4, NOW), B, NOW) == retry_of(None, B, NOW), "it has changed"
 
 
-def test_what_lacked_a_program_is_read_again_when_it_is_here() -> None:
-    notes = {"a": FileNote(A, b"digest", "images are not read", lacks="ocr")} | noted(b=B)
+def test_a_file_whose_pages_wait_is_read_again_when_an_engine_is_here() -> None:
+    notes = {"a": FileNote(A, b"digest", "pages wait", waits=True)} | noted(b=B)
     tree = Tree({"a": A, "b": B})
     assert changes(notes, tree, Memory(), NOW).read == ()
-    assert changes(notes, tree, Memory(), NOW, ("ocr",)).read == ("a",)
+    assert changes(notes, tree, Memory(), NOW, ocr=True).read == ("a",)

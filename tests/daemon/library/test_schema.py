@@ -17,8 +17,9 @@ import pytest
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.name_words import name_words
 from daemon.library.contents import IngestCounts
+from daemon.library.file_notes import UNFINISHED, Stamp
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Block, Document, joined
+from daemon.library.readers.documents import Block, Document, Waiting, joined
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 
@@ -134,6 +135,8 @@ def test_a_library_of_format_2_is_brought_up_to_date(format_2: Path) -> None:
         assert library.put_documents([moved], splitter=five_words()).changed == 1
         assert library.passages() == passages, "nothing is cut anew"
         assert library.fitting(Filters(author="adler", tags=("old",))) == ROPE
+        library.put_documents([], splitter=five_words(), waiting=[Waiting("scan.pdf", "1")])
+        assert library.counts().waiting == 1
 
 
 def assert_as_format_2_was(library: Library) -> None:
@@ -154,6 +157,28 @@ def assert_as_format_2_was(library: Library) -> None:
     ]  # fmt: skip
     assert [span.kind for span in handbook.spans] == ["text"] * 4 + ["table"]
     assert (handbook.spans[-1].page, handbook.spans[-1].place) == (3, (0.1, 0.2, 0.5, 0.75))
+
+
+FORMAT_3 = """
+PRAGMA user_version = 3;
+DROP TABLE waiting;
+ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';
+INSERT INTO file VALUES ('papers', CAST('scan.pdf' AS BLOB), 9, 8, 7, x'AA', 'waits', 'ocr');
+INSERT INTO file VALUES ('papers', CAST('rope.pdf' AS BLOB), 9, 8, 7, x'AA', '', '');
+"""
+
+
+def test_a_library_of_format_3_reads_again_what_waited_for_ocr(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite3"
+    Library.open(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FORMAT_3)
+    with Library.open(path) as library:
+        notes = library.notes.of("papers")
+        assert notes["scan.pdf"].stamp == UNFINISHED
+        assert notes["scan.pdf"].digest == b"", "else it would be the same as before"
+        assert notes["rope.pdf"].stamp == Stamp(9, 8, 7)
+        assert library.counts().waiting == 0
 
 
 def _killed(path: Path) -> None:
@@ -194,5 +219,5 @@ def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     Library.open(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 3: use the version"):
+    with pytest.raises(LibraryError, match="format 99, this program reads 4: use the version"):
         Library.open(path)

@@ -7,11 +7,9 @@ its weights (the extra ``ocr``). Neither needs to be there.
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import math
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -22,12 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from daemon.library.readers.documents import INSTALL_OCR
+from daemon.library.readers.pdf import engines
 from daemon.library.readers.pdf.words import Word
 
-INSTALL = (
-    "install tesseract-ocr, with its package for each language; what lies in a watched folder is "
-    "read again then, and another file is to be ingested again"
-)
 _SECONDS = 100  # for an image; a dense page takes 10, and a reader has two minutes for each
 _PAGE_SECONDS = 200  # after which no further image of a page is begun
 _LEAST_SURE = 30  # of 100: what tesseract is less sure of is mostly dust
@@ -91,18 +87,9 @@ class Paced:
 @cache
 def engine() -> Engine | None:
     """The engine that this machine had when this process first asked; None: there was none."""
-    if path := shutil.which("tesseract"):
+    if path := engines.tesseract():
         return Tesseract(path)
-    return RapidOcr() if _has_rapidocr() else None
-
-
-def installed() -> bool:
-    """Whether this machine has an engine now."""
-    return shutil.which("tesseract") is not None or _has_rapidocr()
-
-
-def _has_rapidocr() -> bool:
-    return all(map(importlib.util.find_spec, ("rapidocr", "onnxruntime")))
+    return RapidOcr() if engines.has_rapidocr() else None
 
 
 class Tesseract:
@@ -147,7 +134,7 @@ class Tesseract:
             cause = f"not read in {_SECONDS} s: split the page, or scan it again"
             raise OcrFailed(cause, passing=True) from None
         except OSError as error:
-            cause = f"tesseract does not start ({error.strerror}): {INSTALL}"
+            cause = f"tesseract does not start ({error.strerror}): {INSTALL_OCR}"
             raise OcrFailed(cause, passing=True) from None
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]

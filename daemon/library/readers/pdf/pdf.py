@@ -105,11 +105,11 @@ class _Reader:
                 yield FileProblem(self._path, cause)
                 break
         if self._waiting:
-            yield FileProblem(
-                self._path,
-                f"images on {_named(self._waiting)} are not read: {ocr.INSTALL}",
-                lacks="ocr",
-            )
+            pages = _named(self._waiting)
+            one = len(self._waiting) == 1
+            which = f"page {pages} waits" if one else f"pages {pages} wait"
+            cause = f"{which} for OCR (`fedctl documents list --waiting`)"
+            yield FileProblem(self._path, cause, lacks="ocr", pages=pages)
         elif not told:
             yield FileProblem(self._path, "no text on any page: nothing to ingest")
 
@@ -266,7 +266,7 @@ def _seen(page: pdfium.PdfPage) -> _Seen:
 
 
 def _named(pages: Sequence[int]) -> str:
-    """``page 4``, ``pages 4, 6 to 9``."""
+    """``4``; ``4, 6 to 9``."""
     runs: list[list[int]] = []
     for page in pages:
         if runs and page == runs[-1][1] + 1:
@@ -275,4 +275,4 @@ def _named(pages: Sequence[int]) -> str:
             runs.append([page, page])
     parts = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs[:20]]
     parts += [f"{len(runs) - 20} more ranges"] * (len(runs) > 20)
-    return f"page{'s' * (len(pages) > 1)} {', '.join(parts)}"
+    return ", ".join(parts)

@@ -347,7 +347,8 @@ def test_without_an_engine_the_file_says_once_what_waits(
     path = made(tmp_path / "a.pdf", lambda canvas: lines(canvas, [SENTENCE]), *scans)
     assert [block.text for block in blocks(path)] == [SENTENCE]
     (problem,) = problems(path)
-    assert "images on pages 2 to 4 are not read: install tesseract-ocr" in problem.cause
+    assert (problem.lacks, problem.pages) == ("ocr", "2 to 4")
+    assert problem.cause.startswith("pages 2 to 4 wait for OCR")
 
 
 @pytest.mark.slow
