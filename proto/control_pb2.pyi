@@ -1297,6 +1297,7 @@ class ShownPassage(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """as it was read; cells of a table between tabs"""
     context: _builtins.str
@@ -1305,6 +1306,10 @@ class ShownPassage(_message.Message):
     """text, table or figure"""
     page: _builtins.int
     """on which it begins, from 1; 0: no pages"""
+    @_builtins.property
+    def copies(self) -> Global___Copies:
+        """of it; absent: there are none"""
+
     def __init__(
         self,
         *,
@@ -1312,14 +1317,71 @@ class ShownPassage(_message.Message):
         context: _builtins.str = ...,
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
+        copies: Global___Copies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kind", b"kind", "page", b"page", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "kind", b"kind", "page", b"page", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShownPassage: _TypeAlias = ShownPassage  # noqa: Y015
+
+@_typing.final
+class Copies(_message.Message):
+    """Passages that say nearly the same as one, words and numbers; of those, the ones that were asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """of them in all; what is above 1000 is not counted"""
+    @_builtins.property
+    def first(self) -> _containers.RepeatedCompositeFieldContainer[Global___Copy]:
+        """the first 5; of a search those that it would have found too"""
+
+    def __init__(
+        self,
+        *,
+        first: _abc.Iterable[Global___Copy] | None = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Copies: _TypeAlias = Copies  # noqa: Y015
+
+@_typing.final
+class Copy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """as ingested"""
+    passage_id: _builtins.str
+    """as in Citation"""
+    page: _builtins.int
+    """on which it begins, from 1; 0: no pages"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        passage_id: _builtins.str = ...,
+        page: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "page", b"page", "passage_id", b"passage_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Copy: _TypeAlias = Copy  # noqa: Y015
 
 @_typing.final
 class FoldersRequest(_message.Message):
@@ -1593,6 +1655,7 @@ class Citation(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """the [n] in the answer; 0 for a passage that is not cited"""
     document_id: _builtins.str
@@ -1611,6 +1674,10 @@ class Citation(_message.Message):
     """of the passage: text, table or figure"""
     page: _builtins.int
     """on which the passage begins, from 1; 0: no pages"""
+    @_builtins.property
+    def copies(self) -> Global___Copies:
+        """of the passage, which stands for them; absent: there are none"""
+
     def __init__(
         self,
         *,
@@ -1623,10 +1690,11 @@ class Citation(_message.Message):
         context: _builtins.str = ...,
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
+        copies: Global___Copies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1749,6 +1817,7 @@ class FoundPassage(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     document_id: _builtins.str
     """as ingested"""
     passage_id: _builtins.str
@@ -1769,6 +1838,10 @@ class FoundPassage(_message.Message):
     def explanation(self) -> Global___RankExplanation:
         """where it was asked for"""
 
+    @_builtins.property
+    def copies(self) -> Global___Copies:
+        """of it, for which it stands; absent: there are none"""
+
     def __init__(
         self,
         *,
@@ -1781,10 +1854,11 @@ class FoundPassage(_message.Message):
         context: _builtins.str = ...,
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
+        copies: Global___Copies | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "document_id", b"document_id", "explanation", b"explanation", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "explanation", b"explanation", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,15 +10,27 @@ from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
-from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
+from daemon.library.search import (
+    DEPTH,
+    USUAL_WEIGHTS,
+    Ranked,
+    RankingWeights,
+    different,
+    labels_of,
+    search,
+)
 
 if TYPE_CHECKING:
+    from crypto.arrays import Float32, Int64
     from daemon.answering.cross_encoder import CrossEncoder
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.dense.index import DenseIndex
     from daemon.library.levels import Sentences
     from daemon.library.store import Library
     from daemon.library.titles import Titles
+
+
+_DEEPER = 10  # times as many passages are looked at where copies leave too few different ones
 
 
 class QuestionRefusedError(Exception):
@@ -76,8 +88,9 @@ class OpenVersion:
         )
 
     def search(self, question: str, top_k: int, filters: Filters = EVERY) -> list[Ranked]:
-        """The ``top_k`` best passages of documents that fit, best first.
+        """The ``top_k`` best passages of documents that fit, best first, all different texts.
 
+        What says nearly the same as one of them is told with it, if its document fits, too.
         Raises QuestionRefusedError for a malformed question, and where no document fits.
         """
         question = checked(question)
@@ -86,7 +99,18 @@ class OpenVersion:
         except NothingFits as error:
             raise QuestionRefusedError(str(error)) from None
         vector = self.embed_question(question)
-        depth = top_k if self.cross_encoder is None else max(top_k, self.cross_encoder.depth)
+        deepest = 0 if self.cross_encoder is None else self.cross_encoder.depth
+        depth = max(DEPTH, top_k, deepest)
+        found = self._ranked(question, vector, depth, among)
+        shown = different(self.library, found, top_k, among)
+        if len(shown) < min(top_k, len(found)):  # copies fill them: look behind these
+            found = self._ranked(question, vector, _DEEPER * depth, among)
+            shown = different(self.library, found, top_k, among)
+        return shown
+
+    def _ranked(
+        self, question: str, vector: Float32, depth: int, among: Int64 | None
+    ) -> list[Ranked]:
         found = search(
             self.library,
             self.index,
@@ -98,9 +122,7 @@ class OpenVersion:
             among,
             self.sentences,
         )
-        if self.cross_encoder is not None:
-            found = self.cross_encoder.ranked(question, found)
-        return found[:top_k]
+        return found if self.cross_encoder is None else self.cross_encoder.ranked(question, found)
 
     @property
     def left_out(self) -> str:

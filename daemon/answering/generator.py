@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
 
@@ -23,6 +24,7 @@ class Citation:
     context: str = ""  # what stands above the passage: a heading, the header of its table
     kind: Kind = "text"  # of the passage
     page: int = 0  # on which it begins, from 1; 0: no pages
+    copies: Copies | None = None  # of the passage: what says nearly the same
 
 
 @dataclass(frozen=True)
@@ -56,4 +58,5 @@ def cite(number: int, ranked: Ranked, text: str) -> Citation:
         context,
         passage.kind,
         passage.page,
+        ranked.copies,
     )

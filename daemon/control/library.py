@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, cast
 
 from daemon.answering.generator import Citation
@@ -14,6 +15,7 @@ from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.catalogue.filters import Filters
+from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.catalogue.waiting import StoredWaiting
 from daemon.library.contents import Passage, StoredDocument
 from daemon.library.readers.bounds import fault_of, on_one_line
@@ -30,6 +32,7 @@ from daemon.library.readers.documents import (
     Waiting,
 )
 from daemon.library.readers.pdf import engines
+from daemon.library.store import Library
 from daemon.process.streams import watched
 from daemon.services.folders import FolderState
 from daemon.services.library_changes import ChangeUnderWay
@@ -189,13 +192,9 @@ class LibraryCalls(Calls):
                 meant = await self._answered(context, collection.similar(request.id))
                 remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
-            passages = await self._answered(
-                context, collection.read(lambda library: library.passages_of(request.id))
-            )
+            shown = await self._answered(context, collection.read(partial(_passages, request.id)))
             recorded["documents"] = 1
-        return control.ShowDocumentReply(
-            document=_stored(found[0]), passages=map(_shown, passages), waiting=pages
-        )
+        return control.ShowDocumentReply(document=_stored(found[0]), passages=shown, waiting=pages)
 
     async def Folders(
         self, _request: control.FoldersRequest, context: Context
@@ -487,10 +486,24 @@ def _pair(pair: Pair) -> control.Pair:
     return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
 
 
-def _shown(passage: Passage) -> control.ShownPassage:
+def _passages(document_id: str, library: Library) -> list[control.ShownPassage]:
+    passages = library.passages_of(document_id)
+    copies = library.near.copies({one.rowid: () for one in passages})
+    return [_shown(one, copies.get(one.rowid)) for one in passages]
+
+
+def _shown(passage: Passage, copies: Copies | None) -> control.ShownPassage:
     return control.ShownPassage(
-        text=passage.text, context=passage.context, kind=passage.kind, page=passage.page
+        text=passage.text,
+        context=passage.context,
+        kind=passage.kind,
+        page=passage.page,
+        copies=_copies(copies),
     )
+
+
+def _copies(copies: Copies | None) -> control.Copies | None:
+    return None if copies is None else control.Copies(**asdict(copies))
 
 
 def _folder(state: FolderState, refused: int, told: list[tuple[str, str]]) -> control.WatchedFolder:
@@ -539,6 +552,7 @@ def _found(searched: Searched, explain: bool) -> list[control.FoundPassage]:
             context=passage.context,
             kind=passage.kind,
             page=passage.page,
+            copies=_copies(ranked.copies),
         )
         if explain and ranked.explanation is not None:
             found.explanation.CopyFrom(

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64  # texts embedded between two progress reports, and stored in one transaction
 _PASSAGES_AT_ONCE = 8  # whose sentences are encoded together
+_MARKING_S = 2.0  # of near-duplicates behind a change; what is left then is done when all is quiet
 _ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
@@ -91,6 +92,7 @@ def ingest(
             documents, splitter=splitter, replace=replace, waiting=waiting
         )
         library.put_pairs(pairs)
+        library.near.mark(_MARKING_S)
     return counts
 
 
@@ -99,7 +101,9 @@ def put_files(
 ) -> IngestCounts:
     """Put what was read of a watched folder's files into the library, cut as for `ingest`."""
     with Library.open(library_path) as library:
-        return library.put_files(read, splitter=_splitter(spec, passage_tokens))
+        counts = library.put_files(read, splitter=_splitter(spec, passage_tokens))
+        library.near.mark(_MARKING_S)
+    return counts
 
 
 def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:
@@ -117,6 +121,7 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     """
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
+        library.near.mark(_MARKING_S)  # before the log is emptied
         if ids:  # also of documents that went before, when their log could not be emptied
             library.empty_log()
     return removed
@@ -164,6 +169,19 @@ def embed_frozen(
             if time.monotonic() >= until:
                 break
     return EmbeddingProgress(done, len(missing))
+
+
+def work_ahead(
+    spec: RetrieverSpec, library_path: Path, sentences_path: Path, seconds: float
+) -> int:
+    """Do for so long what need not be done at once; of how many passages, 0: there is no more.
+
+    Near-duplicates are marked (an older library has none, nor has one whose ingest was cut
+    short), then `keep_sentences`. Raises LibraryError.
+    """
+    with Library.open(library_path) as library:
+        done = library.near.mark(seconds)
+    return done or keep_sentences(spec, library_path, sentences_path, seconds)
 
 
 def keep_sentences(

@@ -72,6 +72,29 @@ CREATE TABLE document_text (           -- as it was read; none of a document of 
   spans BLOB NOT NULL                  -- its blocks: JSON, compressed; empty: all of it is text
 );
 """
+# `daemon.library.catalogue.near_duplicates`, which looks at what these triggers note.
+_NEAR_DUPLICATES = """
+CREATE TABLE near_duplicate (
+  passage INTEGER PRIMARY KEY,
+  leader INTEGER,                      -- of its group, maybe itself; NULL: not looked at yet
+  keys TEXT NOT NULL DEFAULT '[]'      -- of a leader, by which others meet it: JSON
+);
+CREATE INDEX near_duplicate_leader ON near_duplicate(leader);
+CREATE TABLE near_duplicate_key (
+  key INTEGER NOT NULL, leader INTEGER NOT NULL, PRIMARY KEY (key, leader)
+) WITHOUT ROWID;
+CREATE TRIGGER near_duplicate_added AFTER INSERT ON passage BEGIN
+  INSERT INTO near_duplicate(passage) VALUES (new.rowid);
+END;
+CREATE TRIGGER near_duplicate_gone AFTER DELETE ON passage BEGIN
+  DELETE FROM near_duplicate_key WHERE (key, leader) IN (
+    SELECT k.value, n.passage FROM near_duplicate n, json_each(n.keys) k
+    WHERE n.passage = old.rowid
+  );
+  DELETE FROM near_duplicate WHERE passage = old.rowid;
+  UPDATE near_duplicate SET leader = NULL WHERE leader = old.rowid;
+END;
+"""
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
@@ -94,7 +117,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}CREATE TABLE feature (
+{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}{_NEAR_DUPLICATES}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -146,10 +169,11 @@ _READ_AGAIN = """
 UPDATE file SET size = -1, mtime_ns = 0, inode = 0, digest = x'' WHERE lacks != '';
 ALTER TABLE file DROP COLUMN lacks;
 """
+_NOTE_ALL = "INSERT INTO near_duplicate(passage) SELECT rowid FROM passage;"
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
-    3: f"{_READ_AGAIN} {_WAITING}",
+    3: f"{_READ_AGAIN} {_WAITING} {_NEAR_DUPLICATES} {_NOTE_ALL}",
 }
 
 

@@ -10,7 +10,7 @@ That scores are added and not ranks is measured in docs/decisions/0035.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from config.kinds import RetrievalLevel
 from crypto.arrays import Bools, Float32, Int64
 from daemon.library.catalogue.filters import Filters
+from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.contents import Passage
 from daemon.library.dense.index import DenseIndex
 from daemon.library.levels import RANKED_ANEW, Sentences
@@ -80,11 +81,15 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A passage found; greater scores are better, and compare within one search only."""
+    """A passage found; greater scores are better, and compare within one search only.
+
+    ``copies``: what says nearly the same, where there is any (`different`).
+    """
 
     passage: Passage
     score: float
     explanation: Explanation | None = None
+    copies: Copies | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,24 @@ def search(
         for row, label in zip(rows, found.labels[rows].tolist(), strict=True)
         if label in passages
     ][:top_k]
+
+
+def different(
+    library: Library, found: Sequence[Ranked], top_k: int, among: Int64 | None = None
+) -> list[Ranked]:
+    """The first ``top_k`` of these that are different texts, each with its near-duplicates.
+
+    Of several that say nearly the same the first stands for the others. ``among``: as in
+    `search`; no others are told.
+    """
+    leaders = library.near.leaders([one.passage.rowid for one in found])
+    groups: dict[int, list[Ranked]] = {}
+    for one in found:
+        groups.setdefault(leaders[one.passage.rowid], []).append(one)
+    shown = list(groups.values())[:top_k]
+    behind = {one.passage.rowid: [x.passage.rowid for x in others] for one, *others in shown}
+    copies = library.near.copies(behind, among)
+    return [replace(one, copies=copies.get(one.passage.rowid)) for one, *_ in shown]
 
 
 def candidates(

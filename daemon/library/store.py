@@ -31,6 +31,7 @@ import numpy as np
 from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.catalogue.catalogue import Catalogue
 from daemon.library.catalogue.filters import Filters, fitting
+from daemon.library.catalogue.near_duplicates import NearDuplicates
 from daemon.library.catalogue.question_pairs import QuestionPairs
 from daemon.library.catalogue.waiting import StoredWaiting, WaitingPages
 from daemon.library.contents import (
@@ -72,6 +73,7 @@ class Library:
         self._db = connection
         self._path = path
         self.notes = FileNotes(connection, path)  # to be read
+        self.near = NearDuplicates(connection, lambda: explained(path), self._transaction)
         self._words = WordsRanking(connection)
         self._catalogue = Catalogue(connection)
         self._pairs = QuestionPairs(connection)

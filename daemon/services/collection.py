@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
-_QUIET_S = 60.0  # without anything to index, after which sentences are read
+_QUIET_S = 60.0  # without anything to index, after which work is done ahead
 _READING_S = 2.0  # of that at a time: training waits no longer
 _SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
 _RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks waits no longer
@@ -137,7 +137,7 @@ class Collection:
         self.versions = state.versions
         self._index_root = state.index
         self._sentences = state.sentences
-        self._unread = False  # sentences that no question has met may be there
+        self._unread = False  # there may be something to do ahead
         self._settings = settings
         self._learning = learning
         self._answering = answering
@@ -373,31 +373,31 @@ class Collection:
             log.warning("questions wait for the new encoder's index", cause=str(error))
 
     async def _until_wanted(self) -> None:
-        """Wait for what is to be indexed; when nothing is for a while, sentences are read."""
+        """Wait for what is to be indexed; when nothing is for a while, work ahead."""
         pause = _QUIET_S
         while self._unread:
             try:
                 async with asyncio.timeout(pause):
                     await self._dirty.wait()
             except TimeoutError:
-                self._unread = await self._read_sentences()
+                self._unread = await self._work_ahead()
                 pause = _READING_S  # half of the time, so that questions meanwhile don't crawl
             else:
                 return
         await self._dirty.wait()
 
-    async def _read_sentences(self) -> bool:
-        """Encode some before a question meets them; whether there may be more."""
+    async def _work_ahead(self) -> bool:
+        """Do some of what a question would wait for, or do without; whether there may be more."""
         try:
             done = await self._learning.run(
-                learning_jobs.keep_sentences,
+                learning_jobs.work_ahead,
                 self._spec,
                 self.library_path,
                 self._sentences,
                 _READING_S,
             )
         except _FAILURES as error:
-            log.warning("sentences are read when a question meets them", cause=str(error))
+            log.warning("nothing is done ahead: sentences wait for a question", cause=str(error))
             return False
         return done > 0
 

@@ -23,6 +23,7 @@ from proto import federation_pb2 as federation
 from proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 
 DIGEST = bytes(range(32))
+COPIES = control.Copies(first=[control.Copy(document_id="old/d1", page=7)], count=3)
 RUN = federation.Run(generation=1, run_id="r-1", requested_by="north", target_round=2)
 
 
@@ -186,7 +187,9 @@ class CannedDaemon(ControlServicer):
     def ShowDocument(self, request: Any, context: Any) -> control.ShowDocumentReply:
         self._hear(request, context)
         shown = [
-            control.ShownPassage(text="Locks leak.", context="Of locks", kind="text", page=3),
+            control.ShownPassage(
+                text="Locks leak.", context="Of locks", kind="text", page=3, copies=COPIES
+            ),
             control.ShownPassage(text="Part\tTons\nSill\t2", kind="table", page=4),
         ]
         return control.ShowDocumentReply(document=stored(request.id), passages=shown)
@@ -229,7 +232,12 @@ class CannedDaemon(ControlServicer):
     def Ask(self, request: Any, context: Any) -> control.AskReply:
         self._hear(request, context)
         cited = control.Citation(
-            number=1, document_id="d1", passage_id="d1#0", title="Locks", text="Locks leak."
+            number=1,
+            document_id="d1",
+            passage_id="d1#0",
+            title="Locks",
+            text="Locks leak.",
+            copies=COPIES,
         )
         return control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
 
@@ -241,6 +249,7 @@ class CannedDaemon(ControlServicer):
             title="Locks\x1b[31m",
             text="Locks leak.",
             score=0.865,
+            copies=COPIES,
         )
         new = control.FoundPassage(document_id="d2", passage_id="d2#0", text="Gates.", score=0.54)
         if request.explain:

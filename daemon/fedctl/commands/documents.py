@@ -15,6 +15,7 @@ from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,
+    also_in,
     as_plain,
     byte_count,
     columns,
@@ -86,7 +87,7 @@ def documents_list(
 def documents_show(
     session: Session, document: Annotated[str, typer.Argument(metavar="ID", help="As listed.")]
 ) -> None:
-    """Show a document as it is searched: passage by passage."""
+    """Show a document as it is searched: passage by passage, and where else each one stands."""
     reply = run(_shown(session, document))
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
@@ -367,6 +368,7 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
         if above:
             console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)
         console.print(plain_text(passage.text), soft_wrap=True)
+        also_in(passage.copies, console)
 
 
 def _known_of(document: StoredDocument) -> Iterator[tuple[str, str]]:

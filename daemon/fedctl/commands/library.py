@@ -14,6 +14,7 @@ from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,
+    also_in,
     as_plain,
     byte_count,
     duration,
@@ -303,6 +304,7 @@ def show_answer(console: Console, reply: AskReply) -> None:
         said = f"{header.strip()}: {citation.text}" if header else citation.text
         line = f"[{citation.number}] {where}: {said}"
         console.print(plain_text(line), soft_wrap=True)
+        also_in(citation.copies, console)
     _show_retrieved(console, reply)
 
 
@@ -359,7 +361,8 @@ def search(
 ) -> None:
     """Find passages for a question in this site's documents, without an answer.
 
-    They are ranked as those that answers are made of. --explain shows each one's place by
+    They are ranked as those that answers are made of. Of several that say nearly the same the best
+    is shown, and where the others are. --explain shows each one's place by
     meaning (cosine, and the share of the question that its title has) and by words (BM25),
     what both add to its score, and the words that matched. Documents that are searched have all
     that the other options ask for; one that says no date, or author, is not among them.
@@ -399,6 +402,7 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
         if passage.HasField("explanation"):
             for line in _explained(passage):
                 console.print(plain_text(line), style="dim", soft_wrap=True)
+        also_in(passage.copies, console)
         console.print(plain_text(f"{passage.text}\n"), soft_wrap=True)
     if not reply.passages:
         console.print(f"No passage {among} has to do with that.")

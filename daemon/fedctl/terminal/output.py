@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from proto.control_pb2 import Copies
+
 # Into a file or a pipe tables are not squeezed to a terminal's 80 columns.
 WIDTH_OF_FILES = 200
 _REMARK_EVERY_S = 60.0
@@ -260,6 +262,19 @@ def plain_text(value: str) -> Any:
     from rich.text import Text
 
     return Text(visible(value))
+
+
+def also_in(copies: Copies, console: Console) -> None:
+    """Where a passage stands nearly the same once more, on a line; nothing where it does not."""
+    if not copies.count:
+        return
+    told = [
+        visible(one.document_id) + (f", page {one.page}" if one.page else "")
+        for one in copies.first
+    ]
+    more = [f"and {copies.count - len(told)} more"] if copies.count > len(told) else []
+    line = f"also, or nearly so, in: {'; '.join(told + more)}"
+    console.print(plain_text(line), style="dim", soft_wrap=True)
 
 
 def facts() -> Table:

@@ -16,6 +16,16 @@ def test_passages_are_shown_best_first(fedctl: Fedctl, daemon: CannedDaemon) -> 
     assert (asked.begins, asked.title) == ("", "")
 
 
+def test_where_a_passage_stands_once_more_is_told(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """Where people meet it: among what was found, in an answer, and in its document."""
+    line = "also, or nearly so, in: old/d1, page 7; and 2 more"
+    for words in (("search", "why"), ("ask", "why"), ("documents", "show", "rules.md")):
+        assert fedctl(*words).out.count(line) == 1, "one of two passages has copies"
+    first, second = fedctl("search", "why", "--json").object["passages"]
+    assert (first["copies"]["count"], second["copies"]) == (3, None)
+    assert first["copies"]["first"][0]["document_id"] == "old/d1"
+
+
 def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     fedctl("search", "why", "--begins", "manuals/", "--title", "lift 2004")
     fedctl("search", "why", "--below", "manuals/")

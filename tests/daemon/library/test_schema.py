@@ -135,6 +135,7 @@ def test_a_library_of_format_2_is_brought_up_to_date(format_2: Path) -> None:
         assert library.put_documents([moved], splitter=five_words()).changed == 1
         assert library.passages() == passages, "nothing is cut anew"
         assert library.fitting(Filters(author="adler", tags=("old",))) == ROPE
+        assert library.near.mark(60.0) == len(passages), "which nobody had looked at"
         library.put_documents([], splitter=five_words(), waiting=[Waiting("scan.pdf", "1")])
         assert library.counts().waiting == 1
 
@@ -162,6 +163,10 @@ def assert_as_format_2_was(library: Library) -> None:
 FORMAT_3 = """
 PRAGMA user_version = 3;
 DROP TABLE waiting;
+DROP TRIGGER near_duplicate_added;
+DROP TRIGGER near_duplicate_gone;
+DROP TABLE near_duplicate;
+DROP TABLE near_duplicate_key;
 ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';
 INSERT INTO file VALUES ('papers', CAST('scan.pdf' AS BLOB), 9, 8, 7, x'AA', 'waits', 'ocr');
 INSERT INTO file VALUES ('papers', CAST('rope.pdf' AS BLOB), 9, 8, 7, x'AA', '', '');

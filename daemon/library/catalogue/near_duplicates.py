@@ -1,0 +1,169 @@
+"""Which passages of a library say nearly the same, in its file.
+
+Passages form groups. The first that was looked at is the group's leader; another one is of it
+when, of all leaders, it is the most like this one, alike enough, and has the same numbers: "2018"
+for "2019" is one word of two hundred, and all that a person may be looking for (leader
+clustering, Hartigan 1975; docs/decisions/0041). So all of a group are alike by themselves, and
+not by a chain of others, and a passage meets as many leaders as there are texts like it, however
+often each is there.
+
+A passage is looked at after it is stored (`mark`): triggers note it, and note again those whose
+leader goes (`daemon.library.schema`). What is derived from a passage goes with it, by these, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crypto.arrays import Int64
+from daemon.library.catalogue.minhash import keys_of, likeness, shingles_of, words_of
+
+ALIKE = 0.9  # Jaccard coefficient of two passages' shingles, from which they are nearly the same
+TOLD = 5  # copies that are named, at most
+_COUNTED = 1000  # of a group, at most
+_AT_ONCE = 256  # passages marked in one transaction
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Where a passage that says nearly the same stands; ``page``: from 1, or 0 without pages."""
+
+    document_id: str
+    passage_id: str
+    page: int
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Passages that say nearly the same as one: ``count`` of them, the first `TOLD` by name."""
+
+    first: tuple[Copy, ...] = ()
+    count: int = 0
+
+
+class NearDuplicates:
+    """On a library's connection; raises what ``reading`` and ``writing`` make of an sqlite3.Error.
+
+    ``writing`` is a transaction.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        reading: Callable[[], AbstractContextManager[None]],
+        writing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._db, self._reading, self._writing = db, reading, writing
+
+    # ---- writing ---------------------------------------------------------------
+
+    def mark(self, seconds: float) -> int:
+        """Look at passages that nobody has looked at, for so long; at how many. 0: at all.
+
+        At least some are; what is done stays done when it is cut short.
+        """
+        until = time.monotonic() + seconds
+        done = 0
+        while True:
+            with self._writing():
+                waiting = self._rows(
+                    "SELECT p.rowid, p.text FROM near_duplicate n JOIN passage p"
+                    " ON p.rowid = n.passage WHERE n.leader IS NULL ORDER BY n.passage LIMIT ?",
+                    _AT_ONCE,
+                )
+                for rowid, text in waiting:
+                    self._mark(rowid, text)
+            done += len(waiting)
+            if len(waiting) < _AT_ONCE or time.monotonic() >= until:
+                return done
+
+    def _mark(self, rowid: int, text: str) -> None:
+        words = words_of(text)
+        shingles, numbers = shingles_of(words), _numbers(words)
+        keys = keys_of(shingles)
+        met = self._rows(
+            "SELECT p.rowid, p.text FROM passage p WHERE p.rowid IN (SELECT k.leader FROM"
+            " near_duplicate_key k WHERE k.key IN (SELECT value FROM json_each(?)))",
+            json.dumps(keys),
+        )
+        best, leader = ALIKE, rowid
+        for other, its_text in met:
+            its_words = words_of(its_text)
+            if numbers == _numbers(its_words):
+                alike = likeness(shingles, shingles_of(its_words))
+                if alike > best or (alike == best and leader == rowid):
+                    best, leader = alike, other
+        mine = json.dumps(keys) if leader == rowid else "[]"
+        self._db.execute(
+            "UPDATE near_duplicate SET leader = ?, keys = ? WHERE passage = ?",
+            (leader, mine, rowid),
+        )
+        self._db.execute(
+            "INSERT OR IGNORE INTO near_duplicate_key(key, leader)"
+            " SELECT value, ? FROM json_each(?)",
+            (rowid, mine),
+        )
+
+    # ---- reading ---------------------------------------------------------------
+
+    def leaders(self, rowids: Sequence[int]) -> dict[int, int]:
+        """The leader of each of these passages' groups; of one that nobody looked at, itself."""
+        with self._reading():
+            found = self._rows(
+                "SELECT passage, leader FROM near_duplicate WHERE leader IS NOT NULL"
+                " AND passage IN (SELECT value FROM json_each(?))",
+                json.dumps([int(rowid) for rowid in rowids]),
+            )
+        return {rowid: rowid for rowid in rowids} | dict(found)
+
+    def copies(
+        self, of: Mapping[int, Sequence[int]], among: Int64 | None = None
+    ) -> dict[int, Copies]:
+        """Of each of these passages what says nearly the same; those without are left out.
+
+        The passages that each one maps to are told first, then others in the order they came
+        in. With ``among`` (labels, ascending): only these.
+        """
+        with self._reading():
+            others = {
+                rowid: there
+                for rowid, first in of.items()
+                if (there := self._others(rowid, first, among))
+            }
+            told = {one for there in others.values() for one in there[:TOLD]}
+            places = self._rows(
+                "SELECT rowid, document_id, id, page FROM passage"
+                " WHERE rowid IN (SELECT value FROM json_each(?))",
+                json.dumps(sorted(told)),
+            )
+        named = {rowid: Copy(*place) for rowid, *place in places}
+        return {
+            rowid: Copies(tuple(named[one] for one in there[:TOLD] if one in named), len(there))
+            for rowid, there in others.items()
+        }
+
+    def _others(self, rowid: int, first: Sequence[int], among: Int64 | None) -> list[int]:
+        rows = self._rows(
+            "SELECT passage FROM near_duplicate WHERE leader ="
+            " (SELECT leader FROM near_duplicate WHERE passage = ?) ORDER BY passage LIMIT ?",
+            *(rowid, _COUNTED),
+        )
+        group = np.array([one for (one,) in rows], np.int64)
+        if among is not None:
+            group = group[np.isin(group, among)]
+        return [one for one in dict.fromkeys([*first, *group.tolist()]) if one != rowid]
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._db.execute(query, values).fetchall()
+
+
+def _numbers(words: Sequence[str]) -> list[str]:
+    return sorted(word for word in words if any(letter.isdigit() for letter in word))
