@@ -338,3 +338,23 @@ async def test_who_does_not_answer_is_named_also_while_nothing_else_happens(
     await until_told("fir, oak")
     watching.send_signal(signal.SIGINT)
     await watching.communicate()
+
+
+async def test_a_text_that_is_there_twice_is_found_once(site: LiveSite, tmp_path: Path) -> None:
+    rule = (
+        "Boats longer than nine metres are moored at the outer pier, by two lines, in any weather."
+    )
+    for name, text in (("rules.txt", rule), ("draft.txt", f"{rule.upper()}\n")):
+        (tmp_path / name).write_text(text)
+    code, _, err = await fedctl(site, "ingest", str(tmp_path), "--collection", "harbour")
+    assert code == 0, err
+    for command in ("ask", "search"):
+        out = await shown(site, command, "Where are boats longer than nine metres moored?")
+        assert ("harbour/rules.txt" in out) + ("harbour/draft.txt" in out) == 2
+        assert "also, or nearly so, in: harbour/" in out
+    assert "also, or nearly so, in: harbour/draft.txt" in await shown(
+        site, "documents", "show", "harbour/rules.txt"
+    )
+    code, _, err = await fedctl(site, "documents", "remove", "harbour/draft.txt", "--yes")
+    assert code == 0, err
+    assert "nearly so" not in await shown(site, "documents", "show", "harbour/rules.txt")

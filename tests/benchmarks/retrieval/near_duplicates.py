@@ -91,6 +91,7 @@ def measure(corpora: Sequence[Corpus], folder: Path) -> Iterator[str]:
         shingles = {row: minhash.shingles_of(minhash.words_of(x)) for row, x in texts.items()}
         pairs = exact_pairs({row: x for row, x in shingles.items() if len(x)}, LEVELS[0])
         yield from _held_against(library, texts, shingles, pairs)
+        yield _by_simhash({row: x for row, x in shingles.items() if len(x)}, pairs)
         yield from _asked(library, corpora, texts, pairs)
         yield from _cost(library, corpora)
 
@@ -128,6 +129,30 @@ def _held_against(
         same = sum(numbers_of(texts[a]) == numbers_of(texts[b]) for a, b in some)
         equal = sum(minhash.words_of(texts[a]) == minhash.words_of(texts[b]) for a, b in some)
         yield f"  >= {level}: {len(some)} pairs, {same} with the same numbers, {equal} word by word"
+
+
+def _by_simhash(shingles: dict[int, minhash.Shingles], pairs: Pairs) -> str:
+    """The alternative: 64 signs of sums (Charikar 2002), three of which may differ (Manku 2007)."""
+    bits = np.arange(64, dtype=np.uint64)
+    made: dict[int, int] = {}
+    blocks: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, some in shingles.items():
+        ones = ((some[:, np.newaxis] >> bits) & np.uint64(1)).sum(axis=0) * 2 > len(some)
+        made[row] = int((ones.astype(np.uint64) << bits).sum())
+        for block in range(4):
+            blocks[block, made[row] >> (16 * block) & 0xFFFF].append(row)
+    near = {
+        pair
+        for some in blocks.values()
+        for pair in combinations(some, 2)
+        if (made[pair[0]] ^ made[pair[1]]).bit_count() <= 3
+    }
+    wanted = {pair for pair, alike in pairs.items() if alike >= ALIKE}
+    least = sum(pair not in pairs for pair in near)
+    return (
+        f"SimHash: {len(near & wanted)} of {len(wanted)} pairs >= {ALIKE}; of its {len(near)} "
+        f"pairs {least} are below {LEVELS[0]}"
+    )
 
 
 def _asked(
