@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Shingles = NDArray[np.uint64]
 
 _WORDS = 3  # of a shingle
-_BANDS, _ROWS = 8, 5  # keys of a text, and values that each is made of
+_BANDS, _ROWS = 8, 5  # keys of a text but one, and values that each is made of
 _WORD = re.compile(r"\w+")
 # Odd multipliers, the same at all times: keys are kept (docs/decisions/0041).
 _DRAWN = np.random.Generator(np.random.PCG64(41)).integers(
@@ -56,13 +56,17 @@ def likeness(one: Shingles, other: Shingles) -> float:
     return shared / together if together else 1.0
 
 
-def keys_of(shingles: Shingles) -> list[int]:
-    """A key for each band, of 32 bits; the same shingles have the same. None of no shingles."""
+def keys_of(shingles: Shingles, apart: str = "") -> list[int]:
+    """A key for each band, and one of all shingles: 32 bits each. None of no shingles.
+
+    The same shingles have the same keys, and hardly any where ``apart`` is another one.
+    """
     if not len(shingles):
         return []
     least = _minima(shingles).reshape(_BANDS, _ROWS)
-    band = np.arange(1, _BANDS + 1, dtype=np.uint64)
-    keys: list[int] = (_mixed((least * _BY_BAND).sum(axis=1) + band) >> np.uint64(32)).tolist()
+    sums = np.append((least * _BY_BAND).sum(axis=1), shingles.sum())
+    sums = _mixed(sums + np.arange(1, _BANDS + 2, dtype=np.uint64))
+    keys: list[int] = (_mixed(sums ^ np.uint64(crc32(apart.encode()))) >> np.uint64(32)).tolist()
     return keys
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from daemon.library.catalogue.minhash import keys_of, likeness, shingles_of, wor
 ALIKE = 0.9  # Jaccard coefficient of two passages' shingles, from which they are nearly the same
 TOLD = 5  # copies that are named, at most
 _COUNTED = 1000  # of a group, at most
+_WITH_A_KEY, _COMPARED = 100, 20  # leaders of one key, and of all, that a passage meets
 _AT_ONCE = 256  # passages marked in one transaction
 
 
@@ -88,14 +90,9 @@ class NearDuplicates:
     def _mark(self, rowid: int, text: str) -> None:
         words = words_of(text)
         shingles, numbers = shingles_of(words), _numbers(words)
-        keys = keys_of(shingles)
-        met = self._rows(
-            "SELECT p.rowid, p.text FROM passage p WHERE p.rowid IN (SELECT k.leader FROM"
-            " near_duplicate_key k WHERE k.key IN (SELECT value FROM json_each(?)))",
-            json.dumps(keys),
-        )
+        keys = keys_of(shingles, " ".join(numbers))
         best, leader = ALIKE, rowid
-        for other, its_text in met:
+        for other, its_text in self._met(keys):
             its_words = words_of(its_text)
             if numbers == _numbers(its_words):
                 alike = likeness(shingles, shingles_of(its_words))
@@ -110,6 +107,24 @@ class NearDuplicates:
             "INSERT OR IGNORE INTO near_duplicate_key(key, leader)"
             " SELECT value, ? FROM json_each(?)",
             (rowid, mine),
+        )
+
+    def _met(self, keys: Sequence[int]) -> list[tuple[int, str]]:
+        """Leaders that have most of these keys, rare ones counting more, with their texts.
+
+        Of a key that many have, as thousands of letters from one template may, some are looked
+        at; a text that is the same is met by a key that no other has.
+        """
+        met = Counter[int]()
+        for key in keys:
+            query = "SELECT leader FROM near_duplicate_key WHERE key = ? LIMIT ?"
+            having = self._rows(query, key, _WITH_A_KEY)
+            for (one,) in having:
+                met[one] += _WITH_A_KEY // len(having)
+        best = sorted(met, key=lambda one: (-met[one], one))[:_COMPARED]
+        return self._rows(
+            "SELECT rowid, text FROM passage WHERE rowid IN (SELECT value FROM json_each(?))",
+            json.dumps(best),
         )
 
     # ---- reading ---------------------------------------------------------------

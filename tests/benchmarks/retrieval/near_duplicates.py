@@ -103,7 +103,7 @@ def measure(
 def _held_against(
     library: Library, texts: dict[int, str], shingles: dict[int, minhash.Shingles], pairs: Pairs
 ) -> Iterator[str]:
-    keys = {row: set(minhash.keys_of(x)) for row, x in shingles.items()}
+    keys = {row: set(minhash.keys_of(x)) for row, x in shingles.items()}  # numbers or not
     met = sum(not keys[one].isdisjoint(keys[other]) for one, other in pairs)
     yield f"pairs of likeness >= {LEVELS[0]}: {len(pairs)}; with a key in common: {met}"
     wanted = [
