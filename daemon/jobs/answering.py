@@ -389,6 +389,7 @@ def _opened() -> OpenVersion:
 
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
+    """The open version's own, whose weights no other job of this process changes."""
     return open_retriever(spec)
 
 

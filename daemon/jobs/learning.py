@@ -41,6 +41,7 @@ from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
+from daemon.personal.depth import corpus_score
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
 from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
 
 
-_AT_ONCE = 64  # texts embedded between two progress reports, and stored in one transaction
 _PASSAGES_AT_ONCE = 8  # whose sentences are encoded together
-_ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
 
@@ -132,7 +131,7 @@ def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
     if not retriever.uses_features:
         return 0
     with Library.open(library_path) as library:
-        return training_data.embed_missing(library, retriever)
+        return training_data.embed_missing(library, retriever.encoder).done
 
 
 def embed_frozen(
@@ -148,22 +147,9 @@ def embed_frozen(
     `EmbeddingProgress`, and what is done stays done. Raises EvaluationError when there
     are no pairs of ``split`` to judge by, and then nothing is encoded.
     """
-    until = time.monotonic() + seconds
-    encoder = retriever_for(spec).encoder
-    done = 0
     with Library.open(library_path) as library:
         held_out(library, split)
-        missing = library.missing_features(encoder.digest, _ALL)
-        missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
-        while done < len(missing):
-            some = missing[done : done + _AT_ONCE]
-            vectors = encoder.encode([text for _, text in some], side=encoder.reading.passage)
-            library.put_features(encoder.digest, [rowid for rowid, _ in some], vectors)
-            done += len(some)
-            report(EmbeddingProgress(done, len(missing)))
-            if time.monotonic() >= until:
-                break
-    return EmbeddingProgress(done, len(missing))
+        return training_data.embed_missing(library, retriever_for(spec).encoder, seconds)
 
 
 def keep_sentences(
@@ -311,10 +297,8 @@ def train(
 
 def complexity(library_path: Path) -> float:
     """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
-    from daemon.personal.tiered_head import score
-
     with Library.open(library_path) as library:
-        return score(library)
+        return corpus_score(library)
 
 
 def _check_combination(spec: RetrieverSpec, options: TrainingOptions) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from config.kinds import LONGEST_COLLECTION
 from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
 from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 topic = typer.Typer()
 
-MAX_COLLECTION = 100  # characters
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
 
@@ -121,10 +121,10 @@ def ingest(
 def _prefix(collection: str) -> str:
     """Raises CommandError for what is no name of a collection."""
     name = collection.strip("/")
-    if collection and (not name or len(name) > MAX_COLLECTION or not name.isprintable()):
+    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
         raise CommandError(
             f"{collection!r} is no name of a collection",
-            f"Give 1 to {MAX_COLLECTION} printable characters, as contracts/2024",
+            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
             exit_code=Exit.USAGE,
         )
     return f"{name}/" if name else ""

@@ -24,7 +24,6 @@ from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
 from crypto.durable import whole
 from crypto.privacy import (
-    TRAILING_INTEGERS,
     Mechanism,
     NoiseTerms,
     clipped_integers,
@@ -53,7 +52,6 @@ from peers.wire.vectors import BlobInfo
 # honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128
-assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
 
 
 def memory_bound(values: int) -> int:
