@@ -162,6 +162,7 @@ def assert_as_format_2_was(library: Library) -> None:
 FORMAT_3 = """
 PRAGMA user_version = 3;
 DROP TABLE waiting;
+DROP INDEX pair_positive_document;
 ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';
 INSERT INTO file VALUES ('papers', CAST('scan.pdf' AS BLOB), 9, 8, 7, x'AA', 'waits', 'ocr');
 INSERT INTO file VALUES ('papers', CAST('rope.pdf' AS BLOB), 9, 8, 7, x'AA', '', '');
