@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from config.kinds import LONGEST_COLLECTION
 from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
 from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
@@ -120,6 +119,8 @@ def ingest(
 
 def _prefix(collection: str) -> str:
     """Raises CommandError for what is no name of a collection."""
+    from config.kinds import LONGEST_COLLECTION
+
     name = collection.strip("/")
     if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
         raise CommandError(

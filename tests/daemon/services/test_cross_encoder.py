@@ -28,6 +28,8 @@ from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.state.folder import StateFolder
 from tests.support.small_models import small_cross_encoder, small_encoder
 
+pytestmark = pytest.mark.slow  # it loads transformers
+
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]
 DOCUMENTS = [Document(f"yard/{one}", one, f"Somebody keeps the {one} dry.") for one in SUBJECTS]
 WORDS = sorted({word for one in DOCUMENTS for word in re.findall(r"\w+", one.text.lower())})
