@@ -7,10 +7,11 @@ import resource
 import secrets
 import time
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from config.recipes import DepthOptions
+from config.recipes import AloneAxes, DepthOptions
 from config.settings import (
     LimitsSettings,
     NextRetrieverSettings,
@@ -42,6 +43,11 @@ from peers.wire.manifest import NamedRetriever
 from peers.wire.messages import INCARNATION_BYTES
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from config.tables import Section
 
 log = structlog.get_logger()
 
@@ -96,28 +102,28 @@ class Workers:
         await asyncio.gather(*(worker.stop() for worker in self.all))
 
 
+def _named_in(section: Section, values: type[DataclassInstance]) -> dict[str, Any]:
+    """The options of a section that those values have by the same names."""
+    names = {one.name for one in fields(values)}
+    return {name: getattr(section, name) for name in type(section).model_fields if name in names}
+
+
 def _reading_of(said: RetrieverSettings | NextRetrieverSettings) -> ReadingOptions:
-    return ReadingOptions(**{one.name: getattr(said, one.name) for one in fields(ReadingOptions)})
+    return ReadingOptions(**_named_in(said, ReadingOptions))
 
 
 def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
     """What this site runs."""
-    retriever = settings.retriever
     return RetrieverSpec(
-        encoder=retriever.encoder,
-        adapt=retriever.adapt,
-        max_tokens=retriever.max_tokens,
-        reading=_reading_of(retriever),
-        device=retriever.device,
-        threads=settings.workers.threads,
-        lora_rank=retriever.lora_rank,
-        lora_alpha=retriever.lora_alpha,
-        personal=retriever.personal,
+        **_named_in(settings.retriever, RetrieverSpec),
+        **_named_in(settings.workers, RetrieverSpec),
+        **_named_in(settings.pairs, RetrieverSpec),
+        reading=_reading_of(settings.retriever),
         personal_folder=str(state_of(settings).personal),
-        learn_from=settings.pairs.learn_from,
         made_pairs=str(state_of(settings).made_pairs),
         index=_index_options(settings, site),
-        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
+        depth=DepthOptions(**_named_in(settings.depth, DepthOptions)),
+        alone=AloneAxes(**_named_in(settings.learning, AloneAxes)),
     )
 
 
@@ -237,6 +243,20 @@ def limits_of(wanted: LimitsSettings) -> Limits:
     )
 
 
+def policy_of(settings: Settings) -> Policy:
+    """What this site agrees to: options of that policy by their names, and what is called more."""
+    training, privacy = settings.training, settings.privacy
+    chosen = {
+        **_named_in(training, Policy),
+        **_named_in(privacy, Policy),
+        "mode": numbers_of(pb.Mode.DESCRIPTOR)[training.mode],
+        "privacy_required": privacy.required or privacy.epsilon is not None,
+        "least_noise": privacy.least_noise or 0.0,
+        "robust_required": settings.robust.required,
+    }
+    return Policy(**chosen)
+
+
 def protocol_of(
     settings: Settings,
     membership: Membership,
@@ -256,16 +276,7 @@ def protocol_of(
         manifest=membership.manifest,
         model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
         unix_ms=lambda: time.time_ns() // 1_000_000,
-        policy=Policy(
-            min_participants=settings.training.min_participants,
-            mode=numbers_of(pb.Mode.DESCRIPTOR)[settings.training.mode],
-            max_local_epochs=settings.training.max_local_epochs,
-            privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
-            colluders=settings.privacy.colluders,
-            least_noise=settings.privacy.least_noise or 0.0,
-            max_noise=settings.privacy.max_noise,
-            robust_required=settings.robust.required,
-        ),
+        policy=policy_of(settings),
         timing=Timing(
             phase_s=settings.rounds.phase_deadline_s,
             train_s=settings.rounds.train_deadline_s,

@@ -55,7 +55,7 @@ class FitRequest:
     """What to fit to a site's pairs, and how: for the committed version ``model_digest``.
 
     ``retriever`` has that version loaded, whose vector [D] is ``shared``. ``disclosure``:
-    what other sites may be asked; ``local_only_rounds``: that what is learned alone is trained for.
+    what other sites may be asked.
     """
 
     spec: RetrieverSpec
@@ -65,7 +65,6 @@ class FitRequest:
     model_digest: bytes
     options: TrainingOptions
     disclosure: Disclosure
-    local_only_rounds: int
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class Personal:
     spec: RetrieverSpec
     shape_digest: bytes
     options: TrainingOptions
-    local_only_rounds: int
     how: Disclosure
     whom: AskOptions
 
@@ -74,7 +73,6 @@ class Personal:
             spec=spec,
             shape_digest=shape_digest,
             options=replace(options, seed=int.from_bytes(seed[:8], "little")),
-            local_only_rounds=settings.learning.local_only_rounds,
             how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
             whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s, chosen.ask),
         )
@@ -212,7 +210,6 @@ class Personaliser:
             digest,
             options,
             chosen.how,
-            chosen.local_only_rounds,
         )
         learned = await self._giving_way(work)
         if collection.served_digest == digest:

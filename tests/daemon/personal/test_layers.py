@@ -166,7 +166,7 @@ def test_a_new_layer_needs_its_object_and_two_lines_in_tables(
     before = learning.build_index(spec, library, versions, digest, indexes)
     assert before.name.startswith(digest.hex())
 
-    personal.personalise(spec, library, versions, digest, TrainingOptions(), Disclosure("exact"), 1)
+    personal.personalise(spec, library, versions, digest, TrainingOptions(), Disclosure("exact"))
     after = learning.build_index(spec, library, versions, digest, indexes)
     assert after.name.startswith(embedded_by("halved", spec.personal_folder, digest).hex())
     assert after != before

@@ -124,7 +124,6 @@ async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Persona
             site.digest,
             PLAN,
             how,
-            1,
         )
     finally:
         await worker.stop()

@@ -68,7 +68,7 @@ def named(models: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def collection(worker: Worker, models: Path, named: Path, tmp_path: Path) -> Collection:
-    spec = RetrieverSpec(str(models / "encoder"), max_tokens=48, device="cpu")
+    spec = RetrieverSpec(encoder=str(models / "encoder"), max_tokens=48, device="cpu")
     options = AnsweringOptions(cross_encoder=str(named))
     nobody = Listeners(lambda: None, lambda: None, lambda: None)
     return Collection(

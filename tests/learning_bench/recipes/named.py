@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config.recipes import RECIPES as DAEMONS
-from config.recipes import Adapt, DepthOptions
+from config.recipes import Adapt, AloneAxes, DepthOptions
 from config.settings import LearningSettings, TrainingSettings
 from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
@@ -174,9 +174,8 @@ class Named:
         plain = retriever_of(replace(spec, personal="none"))
         shape = plain.shape_manifest.digest
         digest, _ = write_version(scratch / "shared", shape, run.vector)
-        personal_jobs.personalise(
-            own, library, scratch / "shared", digest, options, Disclosure(), self._own_rounds
-        )
+        alone = replace(own, alone=AloneAxes(self._own_rounds))
+        personal_jobs.personalise(alone, library, scratch / "shared", digest, options, Disclosure())
         state = PersonalStore(Path(own.personal_folder), shape).serving(digest)
         assert state is not None
         return Dense(plain, state.arrays["mixture"])
