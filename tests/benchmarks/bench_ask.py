@@ -43,7 +43,7 @@ from daemon.answering.answering import OpenVersion
 from daemon.answering.embedding import KeptSentences
 from daemon.answering.extractive import sentences_of
 from daemon.answering.generators import GENERATORS
-from daemon.answering.options import AnsweringOptions
+from daemon.answering.options import AS_USUAL, USUAL, AnsweringOptions
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -215,10 +215,12 @@ def _as_before() -> OpenVersion:
         assert isinstance(version.index, UpdatableIndex)
         _, features = version.library.features(version.retriever.encoder.digest)
         vectors = version.retriever.embed_passages([], features)
+        sentences = KeptSentences(version.retriever, None)
         _before = replace(
             version,
             index=ScanIndex(version.index, vectors),
-            embed_sentences=KeptSentences(version.retriever, None),
+            embed_sentences=sentences,
+            generator=GENERATORS[USUAL](version.embed_question, sentences, AS_USUAL),
         )
     return _before
 
@@ -271,8 +273,7 @@ def _parts_of(version: OpenVersion, asked: list[str]) -> dict[str, Seconds]:
         timed("dense search", functools.partial(version.index.search, vector[np.newaxis], 50))
         timed("words", functools.partial(version.library.bm25, question, 50))
         hits = timed("search", functools.partial(version.search, question, TOP_K))
-        generator = GENERATORS[version.generator](version.embed_question, version.embed_sentences)
-        timed("sentences", functools.partial(generator.generate, question, hits))
+        timed("sentences", functools.partial(version.generator.generate, question, hits))
     return {part: np.array(seconds[WARM_UP:]) for part, seconds in taken.items()}
 
 

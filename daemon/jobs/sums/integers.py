@@ -97,14 +97,11 @@ class NewVersion:
     """The new version's name, and the contributors' weighted mean training loss.
 
     ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
-    ``wrong_shares``: in masking mode, what was wrong with shares that could be done
-    without, for the log. They may differ from site to site; all else does not.
     """
 
     model_digest: bytes
     mean_loss: float
     next_clip_norm: float = 0.0
-    wrong_shares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

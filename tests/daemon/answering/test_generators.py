@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from config.loading import load
-from daemon.answering.generators import GENERATORS, USUAL
+from daemon.answering.generators import GENERATORS
+from daemon.answering.options import USUAL
 
 
 def test_what_the_settings_say_unasked_is_in_the_table(tmp_path: Path) -> None:
