@@ -15,7 +15,7 @@ from config.loading import RENAMED, explained
 from config.recipes import DEFAULT_RECIPE, RECIPES, AloneAxes
 from config.settings import LearningSettings, RobustSettings, TrainingSettings
 from daemon.learning.from_settings import learning_plan
-from daemon.learning.plan import fill
+from daemon.learning.plan_fields import fill
 from proto import federation_pb2 as pb
 
 

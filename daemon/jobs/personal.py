@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.learning.options import Personalised, TrainingError, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import FitRequest
 from daemon.personal.layers import layer_of
@@ -28,7 +28,7 @@ def personalise(
     versions: Path,
     model_digest: bytes,
     options: TrainingOptions,
-    how: Disclosure,
+    how: AskingTerms,
 ) -> Personalised:
     """Fit what `RetrieverSpec.personal` says for a model version, and keep it.
 

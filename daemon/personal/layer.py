@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from config.recipes import PERSONAL
 from crypto.arrays import Float32
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.store import PersonalState, PersonalStore
 
@@ -64,7 +64,7 @@ class FitRequest:
     library_path: Path
     model_digest: bytes
     options: TrainingOptions
-    disclosure: Disclosure
+    disclosure: AskingTerms
 
 
 @dataclass(frozen=True)

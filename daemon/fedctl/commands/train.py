@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from config.recipes import RECIPES
 from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
@@ -61,8 +62,8 @@ HardNegatives = Annotated[
 RecipeOption = Annotated[
     str,
     typer.Option(
-        help="Learn as this recipe says: hanse, fedavg, pfedrag; fede4rag, fedsearch, pdd-as2 "
-        "where the federation exchanges what they train. What is personal stays as it is set."
+        help=f"Learn as one of these says, where the federation exchanges what it trains: "
+        f"{', '.join(RECIPES)}. What is personal stays as it is set."
     ),
 ]
 Choices = Annotated[
