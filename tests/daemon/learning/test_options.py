@@ -124,7 +124,7 @@ def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:
 
 def test_the_mode_whose_number_is_nought_is_chosen_by_name() -> None:
     masked = make_plan(
-        pb.TrainingPlan(), TrainingSettings(mode="masking"), LEARNING, ROBUST, "head"
+        pb.TrainingPlan(), TrainingSettings(mode="masking", min_pairs=8), LEARNING, ROBUST, "head"
     )
     assert masked.mode == pb.MASKING
     put_noughts(masked, ["mode"])
