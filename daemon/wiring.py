@@ -25,7 +25,7 @@ from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
-from daemon.services.collection import StandIn
+from daemon.services.indexes import StandIn
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.store import Store
@@ -143,8 +143,7 @@ class Retrievers:
     """What this site can read, and which of it is in use.
 
     ``coming``: of ``[next_retriever]``, as a manifest may name it; None: it has none, or uses
-    it. ``stand_in``: what answers until passages are embedded by the one in use; None: that is
-    the only one, or there is no such index.
+    it. ``stand_in``: what answers until the wanted version is indexed; None: there is no index.
     """
 
     spec: RetrieverSpec
@@ -172,7 +171,8 @@ async def retrievers_of(
     """
     first, following = retriever_spec(settings, site), settings.next_retriever
     if following.encoder is None:
-        return Retrievers(first, await learning.run(learning_jobs.describe, first))
+        only = await learning.run(learning_jobs.describe, first)
+        return Retrievers(first, only, stand_in=await _stand_in(settings, (first, only)))
     second = replace(
         first,
         encoder=following.encoder,
@@ -182,14 +182,25 @@ async def retrievers_of(
     after = await learning.run(learning_jobs.describe, second)
     before = await learning.run(learning_jobs.describe, first)
     if wanted is None or wanted.digest != after.shape_manifest.digest:
-        return Retrievers(first, before, coming=named(after))
-    state = state_of(settings)
-    stand_in = await asyncio.to_thread(_stand_in, state, first, before.shape_manifest.digest)
+        stand_in = await _stand_in(settings, (first, before))
+        return Retrievers(first, before, coming=named(after), stand_in=stand_in)
+    stand_in = await _stand_in(settings, (second, after), (first, before))
     return Retrievers(second, after, stand_in=stand_in)
 
 
-def _stand_in(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes) -> StandIn | None:
-    """The newest version of the retriever of before that has an index here."""
+async def _stand_in(
+    settings: Settings, *retrievers: tuple[RetrieverSpec, RetrieverDescription]
+) -> StandIn | None:
+    """The newest version of the first of these retrievers that has an index here."""
+    for spec, described in retrievers:
+        digest = described.shape_manifest.digest
+        found = await asyncio.to_thread(_newest_indexed, state_of(settings), spec, digest)
+        if found is not None:
+            return found
+    return None
+
+
+def _newest_indexed(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes) -> StandIn | None:
     files = state.versions.glob("*.safetensors")
     for path in sorted(files, key=lambda one: one.stat().st_mtime_ns, reverse=True):
         digest = bytes.fromhex(path.stem)

@@ -7,6 +7,7 @@ job loads the model version it works on, so no job depends on the one before.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -121,17 +122,19 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     return removed
 
 
-def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
-    """Encode the passages that have no cached features yet; how many texts that were.
+def embed_passages(
+    spec: RetrieverSpec, library_path: Path, seconds: float = math.inf
+) -> EmbeddingProgress:
+    """Encode passages that have no cached features yet, for so long: how many of how many.
 
     Reports `EmbeddingProgress`. What is done stays done when the job is cut short.
     Does nothing for a retriever that has no use for frozen features.
     """
     retriever = retriever_for(spec)
     if not retriever.uses_features:
-        return 0
+        return EmbeddingProgress(0, 0)
     with Library.open(library_path) as library:
-        return training_data.embed_missing(library, retriever.encoder).done
+        return training_data.embed_missing(library, retriever.encoder, seconds)
 
 
 def embed_frozen(
