@@ -117,7 +117,7 @@ async def _batches(
     from daemon.library.box import Boxes
 
     boxes = Boxes()
-    items = _read(paths, so_far, boxes)
+    items = _read(paths, so_far, boxes, watch)
     try:
         while True:
             batch, problems = await asyncio.to_thread(_next_batch, items, naming)
@@ -137,12 +137,13 @@ async def _batches(
 
 
 def _read(
-    paths: list[Path], so_far: Ingested, boxes: Boxes
+    paths: list[Path], so_far: Ingested, boxes: Boxes, watch: Watcher
 ) -> Iterator[Document | Pair | FileProblem]:
     from daemon.library.files import Found, found, reader_of
 
-    def watch(count: int) -> None:
-        so_far.bytes_read += count
+    def count(read: int) -> None:
+        so_far.bytes_read += read
+        watch(so_far)
 
     files: list[Found | FileProblem] = []
     for path in paths:
@@ -153,7 +154,7 @@ def _read(
             else:
                 files.append(one)
     so_far.bytes_total = sum(one.size for one in files if isinstance(one, Found))
-    yield from boxes.read(files, watch)
+    yield from boxes.read(files, count)
 
 
 def _document(document: Document, naming: Naming) -> control_pb2.Document:
