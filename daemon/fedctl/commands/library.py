@@ -165,6 +165,7 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
         TimeRemainingColumn(),
         console=session.notes,
         transient=True,
+        disable=not session.notes.is_terminal,
     )
     reading = bars.add_task("read", total=None, count="")
     embedding = bars.add_task("passages embedded", total=None, count="")
