@@ -2,19 +2,20 @@
 
 To add one: its file, which gives a `Generator` for what embeds questions and sentences and for
 the site's options, and its line here. What it needs beside these is an option of its own, in
-config/settings.py and by the same name in options.py. It is made when a version is opened.
+config/answering.py. It is made when a version is opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from config.answering import USUAL_GENERATOR
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.extractive import ExtractiveGenerator
 from daemon.answering.generator import Generator
-from daemon.answering.options import USUAL, AnsweringOptions
+from daemon.answering.options import AnsweringOptions
 
 Make = Callable[[QuestionEmbedder, SentenceEmbedder, AnsweringOptions], Generator]
 GENERATORS: dict[str, Make] = {
-    USUAL: lambda question, sentences, _: ExtractiveGenerator(question, sentences),
+    USUAL_GENERATOR: lambda question, sentences, _: ExtractiveGenerator(question, sentences),
 }

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from config.kinds import RetrievalLevel
-
-USUAL: Final = "extractive"  # generator
+from config.answering import AnsweringAxes
 
 
 @dataclass(frozen=True)
-class AnsweringOptions:
+class AnsweringOptions(AnsweringAxes):
     """Options of ``[retrieval]`` by their names.
 
     ``generator``: of `GENERATORS`; it is given all of these. ``level``: as in
@@ -21,10 +18,7 @@ class AnsweringOptions:
     anew (`daemon.answering.cross_encoder`); "": none does.
     """
 
-    generator: str = USUAL
-    level: RetrievalLevel = "passage"
     cross_encoder: str = ""
-    cross_encoder_depth: int = 20
 
 
 AS_USUAL = AnsweringOptions()

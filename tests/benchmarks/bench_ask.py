@@ -43,7 +43,7 @@ from daemon.answering.answering import OpenVersion
 from daemon.answering.embedding import KeptSentences
 from daemon.answering.extractive import sentences_of
 from daemon.answering.generators import GENERATORS
-from daemon.answering.options import AS_USUAL, USUAL, AnsweringOptions
+from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -220,7 +220,7 @@ def _as_before() -> OpenVersion:
             version,
             index=ScanIndex(version.index, vectors),
             embed_sentences=sentences,
-            generator=GENERATORS[USUAL](version.embed_question, sentences, AS_USUAL),
+            generator=GENERATORS[AS_USUAL.generator](version.embed_question, sentences, AS_USUAL),
         )
     return _before
 

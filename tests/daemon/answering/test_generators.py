@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from config.answering import USUAL_GENERATOR
 from config.loading import load
 from daemon.answering.generator import GeneratedAnswer
 from daemon.answering.generators import GENERATORS
-from daemon.answering.options import USUAL, AnsweringOptions
+from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
 from daemon.library.search import Ranked
 from tests.daemon.answering.conftest import Site
@@ -22,8 +23,8 @@ from tests.daemon.answering.conftest import Site
 def test_what_the_settings_say_unasked_is_in_the_table(tmp_path: Path) -> None:
     path = tmp_path / "fedd.toml"
     path.write_text("")
-    assert load(path, generators=tuple(GENERATORS)).retrieval.generator == USUAL
-    assert USUAL in GENERATORS
+    assert load(path, generators=tuple(GENERATORS)).retrieval.generator == USUAL_GENERATOR
+    assert USUAL_GENERATOR in GENERATORS
 
 
 class Remembering:
