@@ -31,8 +31,9 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
+from proto import bounds
 from proto.bounds import names_of, numbers_of, traits_of
-from proto.federation_pb2 import Mode, RobustRule
+from proto.federation_pb2 import Mode, PrivacyPlan, RobustRule
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -69,7 +70,9 @@ RecipeOption = Annotated[
 Choices = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="AXIS=VALUE", help="One choice (fedctl learning has all); repeat."
+        "--set",
+        metavar="AXIS=VALUE",
+        help="One choice (fedctl learning has all), or with --clip a number of the noise; repeat.",
     ),
 ]
 _RULES = [name for name in names_of(RobustRule.DESCRIPTOR).values() if name != "none"]
@@ -189,16 +192,16 @@ def train(
         learning_rate=learning_rate,
         hard_negatives=hard_negatives,
     )
-    chosen = Chosen(recipe, tuple(choose or ()), epsilon or 0.0)
+    axes, of_noise = without_noise(choose or ())
+    chosen = Chosen(recipe, axes, epsilon or 0.0)
     plan |= guards_of(robust, byzantine_sites, mode, mask=mask)
-    noised = noise_of(
-        clip=clip,
-        noise=noise,
-        schedule=noise_schedule,
-        epsilon=epsilon,
+    of_noise |= _given(
+        clip_norm=clip,
+        noise_multiplier=noise,
         colluders=colluders,
-        quantile=clip_quantile,
+        clip_quantile=clip_quantile,
     )
+    noised = noise_of(of_noise, noise_schedule, epsilon)
     plan |= {"privacy": noised} if noised is not None else {}
     if rounds is None and (plan or detach or recipe or choose):
         raise _senseless("only a new run takes those options", "Add --rounds N")
@@ -303,36 +306,23 @@ def guards_of(
 ) -> dict[str, Any]:
     """How updates are hidden and compared, as fields of a training plan."""
     if mask and mode not in (None, "masking"):
-        raise CommandError(
-            f"--mask is --mode masking, and --mode {mode} is another",
-            "Say one of them",
-            exit_code=Exit.USAGE,
+        raise _senseless(
+            f"--mask is --mode masking, and --mode {mode} is another", "Say one of them"
         )
     mode = "masking" if mask else mode
     if mode is not None and mode not in _MODES:
-        raise CommandError(
-            f"there is no mode {mode}",
-            f"Use one of {', '.join(_MODES)}",
-            exit_code=Exit.USAGE,
-        )
+        raise _senseless(f"there is no mode {mode}", f"Use one of {', '.join(_MODES)}")
     if mode is not None and rule is not None and not traits_of(_MODES[mode]).comparable:
-        raise CommandError(
+        raise _senseless(
             f"updates that are hidden by {mode} can't be compared",
             "choose one of --mode and --robust",
-            exit_code=Exit.USAGE,
         )
     if byzantine_sites is not None and rule is None:
-        raise CommandError(
-            "--byzantine-sites says how many a rule must withstand",
-            "Add --robust RULE",
-            exit_code=Exit.USAGE,
+        raise _senseless(
+            "--byzantine-sites says how many a rule must withstand", "Add --robust RULE"
         )
     if rule is not None and rule not in _RULES:
-        raise CommandError(
-            f"there is no robust rule {rule}",
-            f"Use one of {', '.join(_RULES)}",
-            exit_code=Exit.USAGE,
-        )
+        raise _senseless(f"there is no robust rule {rule}", f"Use one of {', '.join(_RULES)}")
     guards: dict[str, Any] = {} if mode is None else {"mode": _MODES[mode]}
     if rule is not None:
         guards["robust"] = numbers_of(RobustRule.DESCRIPTOR)[rule]
@@ -340,31 +330,54 @@ def guards_of(
     return guards
 
 
+def without_noise(choices: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Choices of axes, and those that are numbers of a plan's noise, by their fields' names.
+
+    Raises CommandError for a number out of its bounds. When noise began the daemon says.
+    """
+    numbers = {field.name: field for field in PrivacyPlan.DESCRIPTOR.fields}
+    del numbers["first_round"]
+    axes: list[str] = []
+    of_noise: dict[str, Any] = {}
+    for choice in choices:
+        name, _, value = choice.partition("=")
+        if name not in numbers:
+            axes.append(choice)
+            continue
+        low, above, high = bounds.chosen("PrivacyPlan", name)
+        kind = float if numbers[name].cpp_type == numbers[name].CPPTYPE_DOUBLE else int
+        try:
+            number = kind(value)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high or (above and number == low):
+            raise _senseless(
+                f"{visible(choice)!r} is out of its bounds",
+                f"Say a number {'above' if above else 'from'} {low:g} up to {high:g}",
+            )
+        of_noise[name] = number
+    return tuple(axes), of_noise
+
+
 def noise_of(
-    *,
-    clip: float | None,
-    noise: float | None,
-    schedule: NoiseSchedule | None,
-    epsilon: float | None,
-    colluders: int | None,
-    quantile: float | None,
+    fields: dict[str, Any], schedule: NoiseSchedule | None, epsilon: float | None
 ) -> dict[str, Any] | None:
-    """The plan's ``privacy`` field from the options of `fedctl train`; None: no noise asked for.
+    """The plan's ``privacy`` from what was chosen of its fields; None: no noise is asked for.
 
     Raises CommandError for options that make no sense together.
     """
-    if clip is None:
-        if any(option is not None for option in (noise, schedule, epsilon, colluders, quantile)):
+    if "clip_norm" not in fields:
+        if fields or schedule is not None or epsilon is not None:
             raise _senseless("noise needs a norm that updates are clipped to", "Add --clip NORM")
         return None
+    noise = fields.get("noise_multiplier")
     if epsilon is not None and (noise is not None or schedule is NoiseSchedule.ADAPTIVE):
         raise _senseless(
             "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
         )
-    fields = {"clip_norm": clip}
     if schedule is NoiseSchedule.ADAPTIVE:
-        fields |= _ADAPTIVE | _given(noise_floor=noise and noise / 10)
-    return fields | _given(noise_multiplier=noise, colluders=colluders, clip_quantile=quantile)
+        return _ADAPTIVE | _given(noise_floor=noise and noise / 10) | fields
+    return fields
 
 
 def _senseless(cause: str, remedy: str) -> CommandError:
