@@ -15,6 +15,7 @@ import transformers
 
 from proto import control_pb2 as control
 from tests.daemon.learning.test_options import give_validation_pairs
+from tests.live.test_another_encoder import again
 from tests.live.test_operations import fedctl, started
 from tests.support.federation import LiveFederation, LiveSite
 
@@ -339,3 +340,27 @@ async def test_who_does_not_answer_is_named_also_while_nothing_else_happens(
     await until_told("fir, oak")
     watching.send_signal(signal.SIGINT)
     await watching.communicate()
+
+
+async def test_after_a_kill_the_index_of_before_answers_at_once(
+    live: LiveFederation, site: LiveSite, tmp_path: Path
+) -> None:
+    """A document came, and its index hangs, as one that takes hours does."""
+    version = (await site.status()).index_digest
+    killed = await again(live, "elm", fault="index:write=hang")
+    (tmp_path / "bilge.txt").write_text("The bilge is pumped dry at noon.")
+    ingesting = await started(killed, "ingest", str(tmp_path / "bilge.txt"))
+    async with asyncio.timeout(60):  # at a start all passages wait, until the index is open
+        while (status := await killed.status()).passages_waiting != 1 or not status.index_digest:
+            await asyncio.sleep(0.05)
+    killed.process.send_signal(signal.SIGKILL)
+    await ingesting.communicate()
+    elm = await again(live, "elm", fault="index:write=hang")
+    async with asyncio.timeout(60):
+        while not (status := await elm.status()).index_digest:
+            await asyncio.sleep(0.05)
+    assert (status.index_digest, status.passages_waiting) == (version, 1)
+    answer = await elm.stub.Ask(control.AskRequest(question="When is the bilge pumped dry?"))
+    assert answer.citations[0].document_id == "bilge.txt", "found by words"
+    elm.process.send_signal(signal.SIGKILL)
+    await again(live, "elm")
