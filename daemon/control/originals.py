@@ -10,7 +10,7 @@ from pathlib import Path
 from daemon.control.context import Calls, Context, refuse
 from daemon.library.box import NotDrawn
 from daemon.library.catalogue.originals import PIECE, OriginalFile, containing
-from daemon.library.files import reader_of
+from daemon.library.files import is_document, reader_of
 from daemon.library.readers.reader import NoSuchPage
 from daemon.services.originals import Upload
 from proto import control_pb2 as control
@@ -85,11 +85,10 @@ class OriginalCalls(Calls):
 
     def _why_not(self, document_id: str, around: set[str]) -> tuple[str, str]:
         """Cause and remedy, where a file is not kept; ``around``: documents that it was in."""
-        reader = reader_of(Path(document_id))
         if around:
             outer = max(around, key=len)
             return "it was attached to another", f"Ask for {outer!r}, which it came with"
-        if reader is None or not reader.named_by_file:
+        if not is_document(Path(document_id)):
             return (
                 "it was a record in a file of records",
                 "`fedctl documents export` gives all that was in it",

@@ -28,7 +28,7 @@ from daemon.library.file_notes import (
     FilesRead,
     Stamp,
 )
-from daemon.library.files import Found, open_below, reader_of
+from daemon.library.files import Found, is_document, open_below
 from daemon.library.folders import (
     Changes,
     Folder,
@@ -315,8 +315,7 @@ class _Reading:
 
     def _staged(self, file: _UnderWay) -> Staged | None:
         """A copy of the file, if it is one to be kept. Raises OSError, and _Changed."""
-        reader = reader_of(Path(file.name))
-        if not self._keeping or not file.is_document or not (reader and reader.named_by_file):
+        if not self._keeping or not file.is_document or not is_document(Path(file.name)):
             return None
         arriving = Arriving(self._keeping, _ARRIVING)
         try:

@@ -196,6 +196,12 @@ def reader_of(path: Path) -> Reader | None:
     return next((reader for end, reader in READERS.items() if name.endswith(end)), None)
 
 
+def is_document(path: Path) -> bool:
+    """Whether a file of this name is one document, under its name."""
+    reader = reader_of(path)
+    return reader is not None and reader.named_by_file
+
+
 def ending_of(document_id: str) -> str:
     """How the file of a document is called at its end where it is given out; "": as people like."""
     name = document_id.lower()

@@ -155,7 +155,7 @@ def _read(
     paths: list[Path], so_far: Ingested, boxes: Boxes, files: dict[str, LocalFile]
 ) -> Iterator[Document | Pair | FileProblem]:
     """What is in the files at the paths; ``files`` gets those that are documents, by source."""
-    from daemon.library.files import Found, found, reader_of
+    from daemon.library.files import Found, found, is_document, reader_of
 
     def watch(count: int) -> None:
         so_far.bytes_read += count
@@ -163,13 +163,12 @@ def _read(
     listed: list[Found | FileProblem] = []
     for path in paths:
         for one in found(path):
-            reader = reader_of(one.path) if isinstance(one, Found) else None
             # Of a folder that is given, a file of another kind is nobody's mistake.
-            if isinstance(one, Found) and one.path != path and reader is None:
+            if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
                 so_far.other_kinds += 1
                 continue
             listed.append(one)
-            if isinstance(one, Found) and reader is not None and reader.named_by_file:
+            if isinstance(one, Found) and is_document(one.path):
                 with suppress(OSError):  # which its reader will tell
                     files[source_of(one.path)] = LocalFile.at(one.path)
     so_far.bytes_total = sum(one.size for one in listed if isinstance(one, Found))
