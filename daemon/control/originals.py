@@ -26,17 +26,16 @@ class OriginalCalls(Calls):
         async with self._audited(context, "original") as recorded:
             original, path = await self._kept(request.id, context)
             recorded["bytes"] = 0
+            part = control.FilePart(size=original.size, digest=original.digest)
             try:
-                file = await asyncio.to_thread(path.open, "rb")
+                with await asyncio.to_thread(path.open, "rb") as file:
+                    while content := await asyncio.to_thread(file.read, PIECE):
+                        part.content = content
+                        recorded["bytes"] += len(content)
+                        yield part
+                        part = control.FilePart()
             except OSError as error:
                 await _refuse_missing(context, request.id, error)
-            part = control.FilePart(size=original.size, digest=original.digest)
-            with file:
-                while content := await asyncio.to_thread(file.read, PIECE):
-                    part.content = content
-                    recorded["bytes"] += len(content)
-                    yield part
-                    part = control.FilePart()
 
     async def PageImage(
         self, request: control.PageImageRequest, context: Context

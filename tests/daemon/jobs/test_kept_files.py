@@ -128,6 +128,18 @@ def test_what_was_read_before_is_kept_without_being_read_again(site: KeepingSite
     assert site.given == []
 
 
+def test_what_got_damaged_before_is_not_read_with_each_look(site: KeepingSite) -> None:
+    site.keep = False
+    site.write("a.txt", "Hemp rope.")
+    site.look()
+    site.write("a.txt", b"\0\0")
+    site.look()
+    site.keep = True
+    site.look()
+    assert (site.kept, site.given) == ({}, [])
+    assert site.texts() == {"contracts/a.txt": "Hemp rope."}
+
+
 def test_what_is_kept_stays_where_no_more_is(site: KeepingSite) -> None:
     site.write("a.txt", "Hemp rope.")
     site.write("b.txt", "A sail.")
@@ -150,7 +162,7 @@ def test_what_a_person_took_out_does_not_come_back_in_a_mail(site: KeepingSite) 
     site.take_out("m.eml/list.txt")
     assert site.kept == {}
     site.look()
-    assert site.kept == {}
+    assert (site.kept, site.given) == ({}, [])
     assert set(site.texts()) == {"contracts/m.eml"}
 
 

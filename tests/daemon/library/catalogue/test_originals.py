@@ -250,6 +250,22 @@ def test_a_kill_leaves_no_document_without_its_bytes(
         assert holding(b"quaxolith", tmp_path) == set()
 
 
+def test_bytes_are_on_the_disk_before_a_document_refers_to_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another connection sees it at the moment at which the folder's names are synced."""
+    seen: list[tuple[Path, bool, bytes | None]] = []
+    there = folder_of(site.library) / sha256(ROPE).hexdigest()
+
+    def synced(folder: Path) -> None:
+        seen.append((folder, there.exists(), site.of("a.pdf")))
+
+    monkeypatch.setattr("daemon.library.catalogue.originals.fsync", synced)
+    site.keep(a=ROPE)
+    assert seen == [(there.parent, True, None)]
+    assert site.of("a.pdf") == ROPE
+
+
 def test_a_full_disk_leaves_the_documents_as_they_were(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
