@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from daemon.jobs import folders, originals
 from daemon.jobs.folders import Looked, look_through
+from daemon.library.box import Boxes
 from daemon.library.catalogue.originals import folder_of, place_of
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.schema import LibraryError
@@ -61,6 +63,14 @@ class KeepingSite(Site):
         there = sorted(one.read_bytes() for one in folder.iterdir()) if folder.exists() else []
         assert there == sorted(set(found.values()))
         return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def boxes() -> Iterator[None]:
+    """Some of this module's own, for they are over with it."""
+    with pytest.MonkeyPatch.context() as patch, Boxes() as own:
+        patch.setattr(folders, "_boxes", own)
+        yield
 
 
 @pytest.fixture

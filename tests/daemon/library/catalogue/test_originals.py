@@ -167,6 +167,22 @@ def test_what_lies_there_by_another_name_is_left_alone(site: Site) -> None:
     assert site.contents == [b"mine"] * 2
 
 
+def test_the_folder_may_lie_on_another_disk(site: Site, tmp_path: Path) -> None:
+    """One that is not mounted costs no document what it has, and is no reason to make another."""
+    disk, unmounted = tmp_path / "disk", tmp_path / "unmounted"
+    disk.mkdir()
+    folder_of(site.library).symlink_to(disk)
+    site.keep(a=ROPE, b=SAIL)
+    assert site.contents == [SAIL, ROPE]
+    disk.rename(unmounted)
+    jobs.collect(site.library)
+    with pytest.raises(OSError):
+        site.keep(c=ROPE)
+    unmounted.rename(disk)
+    jobs.collect(site.library)
+    assert (site.of("a.pdf"), site.of("b.pdf")) == (ROPE, SAIL)
+
+
 def test_a_file_that_is_given_up_leaves_nothing(site: Site) -> None:
     arriving = Arriving(site.library, "test")
     arriving.write(ROPE)
