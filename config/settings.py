@@ -185,7 +185,6 @@ class LearningSettings(Section, StepOptions, LearningAxes):  # type: ignore[misc
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
-    local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
 
 
 class DepthSettings(Section, DepthAxes):  # type: ignore[misc]  # frozen by its config

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from config.kinds import RetrievalLevel
-from daemon.answering.generators import USUAL
+
+USUAL: Final = "extractive"  # generator
 
 
 @dataclass(frozen=True)
 class AnsweringOptions:
-    """``generator``: of `GENERATORS`; ``level``: as in `daemon.library.levels`.
+    """Options of ``[retrieval]`` by their names.
+
+    ``generator``: of `GENERATORS`; it is given all of these. ``level``: as in
+    `daemon.library.levels`.
 
     ``cross_encoder``: the folder of a model that ranks the ``cross_encoder_depth`` best passages
     anew (`daemon.answering.cross_encoder`); "": none does.

@@ -76,16 +76,14 @@ class TrainingCalls(Calls):
         least = await privacy.least()
         if multiplier < least:
             await refuse(context, too_dear(multiplier, least), "See fedctl privacy")
-        return pb.PrivacyPlan(
-            clip_norm=wanted.clip_norm,
-            noise_multiplier=multiplier,
-            noise_floor=min(wanted.noise_floor or multiplier, multiplier),
-            noise_decay=wanted.noise_decay or 1.0,
-            loss_threshold=wanted.loss_threshold,
-            first_round=self._driver.protocol.head_round + 1,
-            colluders=wanted.colluders or self._around.settings.privacy.colluders,
-            clip_quantile=wanted.clip_quantile,
-        )
+        plan = pb.PrivacyPlan()
+        plan.CopyFrom(wanted)
+        plan.noise_multiplier = multiplier
+        plan.noise_floor = min(wanted.noise_floor or multiplier, multiplier)
+        plan.noise_decay = wanted.noise_decay or 1.0
+        plan.first_round = self._driver.protocol.head_round + 1
+        plan.colluders = wanted.colluders or self._around.settings.privacy.colluders
+        return plan
 
     async def Privacy(
         self, request: control.PrivacyRequest, context: Context

@@ -48,6 +48,7 @@ CREATE TABLE file_document (
 ) WITHOUT ROWID;
 CREATE INDEX file_document_id ON file_document(document_id);
 """
+_PAIRS_OF = "CREATE INDEX pair_positive_document ON pair_positive(document_id);\n"
 _WAITING = """
 CREATE TABLE waiting (                 -- documents with pages that only OCR can read
   document_id TEXT PRIMARY KEY,        -- which need not be here: a scan may have no other page
@@ -115,7 +116,7 @@ CREATE TABLE pair_positive (
   position INTEGER NOT NULL, document_id TEXT NOT NULL,
   PRIMARY KEY (pair, position)
 ) WITHOUT ROWID;
-CREATE TABLE query_feature (
+{_PAIRS_OF}CREATE TABLE query_feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -157,7 +158,7 @@ ALTER TABLE file DROP COLUMN lacks;
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
-    3: f"{_READ_AGAIN} {_WAITING} {_ORIGINALS}",
+    3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS}",
 }
 
 

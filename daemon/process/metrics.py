@@ -1,4 +1,6 @@
-"""What is measured of a running daemon: one table, read by `fedctl status` and by exporters.
+"""What is measured of a running daemon, in one table, which `fedctl status` prints.
+
+Names and kinds are those that monitoring systems expect, for an exporter to read.
 
 To add a metric: a field of `StatusReply` in control.proto, filled where the daemon answers
 `Status`, and its line here. With a ``row`` it stands in `fedctl status`, too, and there rows

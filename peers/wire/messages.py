@@ -126,11 +126,10 @@ def _envelope(path: str, envelope: pb.Envelope) -> None:
         )
 
 
-# Bytes of an item, by step (proto/federation.proto).
+# Bytes of an item, by step.
 _ITEMS = {
-    pb.KEYS: octets(97, 176),
-    pb.SHARES: octets(82, 82),
-    pb.OPENING: octets(33, 33),
+    step.number: octets(int(bounds.held_by(step).least), int(bounds.held_by(step).most))
+    for step in pb.MaskingStep.DESCRIPTOR.values
 }
 
 

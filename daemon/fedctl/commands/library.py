@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 topic = typer.Typer()
 
-MAX_COLLECTION = 100  # characters
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
 
@@ -120,11 +119,13 @@ def ingest(
 
 def _prefix(collection: str) -> str:
     """Raises CommandError for what is no name of a collection."""
+    from config.kinds import LONGEST_COLLECTION
+
     name = collection.strip("/")
-    if collection and (not name or len(name) > MAX_COLLECTION or not name.isprintable()):
+    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
         raise CommandError(
             f"{collection!r} is no name of a collection",
-            f"Give 1 to {MAX_COLLECTION} printable characters, as contracts/2024",
+            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
             exit_code=Exit.USAGE,
         )
     return f"{name}/" if name else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from config.recipes import RECIPES
 from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
@@ -30,7 +31,7 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
-from proto.bounds import names_of, numbers_of
+from proto.bounds import names_of, numbers_of, traits_of
 from proto.federation_pb2 import Mode, RobustRule
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ HardNegatives = Annotated[
 RecipeOption = Annotated[
     str,
     typer.Option(
-        help="Learn as this recipe says: hanse, fedavg, pfedrag; fede4rag, fedsearch, pdd-as2 "
-        "where the federation exchanges what they train. What is personal stays as it is set."
+        help=f"Learn as one of these says, where the federation exchanges what it trains: "
+        f"{', '.join(RECIPES)}. What is personal stays as it is set."
     ),
 ]
 Choices = Annotated[
@@ -72,9 +73,16 @@ Choices = Annotated[
     ),
 ]
 _RULES = [name for name in names_of(RobustRule.DESCRIPTOR).values() if name != "none"]
-Mask = Annotated[
-    bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
+_MODES = numbers_of(Mode.DESCRIPTOR)
+HiddenBy = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        metavar=f"<{'|'.join(_MODES)}>",
+        help="How updates are hidden; by masking more sites must collude.",
+    ),
 ]
+Mask = Annotated[bool, typer.Option("--mask", help="As --mode masking.")]
 Robust = Annotated[
     str | None,
     typer.Option(
@@ -151,6 +159,7 @@ def train(
     hard_negatives: HardNegatives = None,
     recipe: RecipeOption = "",
     choose: Choices = None,
+    mode: HiddenBy = None,
     mask: Mask = False,
     robust: Robust = None,
     byzantine_sites: ByzantineSites = None,
@@ -181,7 +190,7 @@ def train(
         hard_negatives=hard_negatives,
     )
     chosen = Chosen(recipe, tuple(choose or ()), epsilon or 0.0)
-    plan |= guards_of(robust, byzantine_sites, mask=mask)
+    plan |= guards_of(robust, byzantine_sites, mode, mask=mask)
     noised = noise_of(
         clip=clip,
         noise=noise,
@@ -289,12 +298,27 @@ async def _stop(session: Session) -> tuple[TrainReply, str]:
 # ---- what a plan says of masks, rules and noise ---------------------------------
 
 
-def guards_of(rule: str | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
+def guards_of(
+    rule: str | None, byzantine_sites: int | None, mode: str | None, *, mask: bool
+) -> dict[str, Any]:
     """How updates are hidden and compared, as fields of a training plan."""
-    if mask and rule is not None:
+    if mask and mode not in (None, "masking"):
         raise CommandError(
-            "masked updates can't be compared",
-            "choose one of --mask and --robust",
+            f"--mask is --mode masking, and --mode {mode} is another",
+            "Say one of them",
+            exit_code=Exit.USAGE,
+        )
+    mode = "masking" if mask else mode
+    if mode is not None and mode not in _MODES:
+        raise CommandError(
+            f"there is no mode {mode}",
+            f"Use one of {', '.join(_MODES)}",
+            exit_code=Exit.USAGE,
+        )
+    if mode is not None and rule is not None and not traits_of(_MODES[mode]).comparable:
+        raise CommandError(
+            f"updates that are hidden by {mode} can't be compared",
+            "choose one of --mode and --robust",
             exit_code=Exit.USAGE,
         )
     if byzantine_sites is not None and rule is None:
@@ -309,7 +333,7 @@ def guards_of(rule: str | None, byzantine_sites: int | None, *, mask: bool) -> d
             f"Use one of {', '.join(_RULES)}",
             exit_code=Exit.USAGE,
         )
-    guards: dict[str, Any] = {"mode": numbers_of(Mode.DESCRIPTOR)["masking"]} if mask else {}
+    guards: dict[str, Any] = {} if mode is None else {"mode": _MODES[mode]}
     if rule is not None:
         guards["robust"] = numbers_of(RobustRule.DESCRIPTOR)[rule]
         guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}

@@ -44,6 +44,7 @@ def test_ingest_goes_on_after_a_refused_file(
     assert fedctl("ingest", tmp_path / "b.txt").code == Exit.FAILED  # nothing was ingested
 
 
+@pytest.mark.slow
 def test_what_waits_for_ocr_is_told_once_however_many_files(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

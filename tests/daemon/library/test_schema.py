@@ -163,6 +163,7 @@ FORMAT_3 = """
 DROP TABLE original;
 PRAGMA user_version = 3;
 DROP TABLE waiting;
+DROP INDEX pair_positive_document;
 ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';
 INSERT INTO file VALUES ('papers', CAST('scan.pdf' AS BLOB), 9, 8, 7, x'AA', 'waits', 'ocr');
 INSERT INTO file VALUES ('papers', CAST('rope.pdf' AS BLOB), 9, 8, 7, x'AA', '', '');
