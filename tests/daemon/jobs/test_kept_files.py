@@ -253,6 +253,7 @@ CHILD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", ["files:write", "files:written", "originals:named", "originals:kept"]
 )

@@ -190,6 +190,7 @@ def test_a_file_that_is_given_up_leaves_nothing(site: Site) -> None:
     assert site.contents == []
 
 
+@pytest.mark.slow
 def test_whatever_comes_and_goes_the_folder_has_what_is_referred_to(tmp_path: Path) -> None:
     """Drawn changes beside a model: which document has which bytes."""
     for seed in range(4):

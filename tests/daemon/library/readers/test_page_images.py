@@ -37,6 +37,7 @@ def box(canvas: Canvas) -> None:
     canvas.rect(0, HEIGHT - 100, 100, 100, stroke=0, fill=1)
 
 
+@pytest.mark.slow
 def test_a_page_is_drawn_as_it_is_shown(tmp_path: Path) -> None:
     path = made(tmp_path / "a.pdf", lambda _: None, box)
     assert drawn(path, 1).getcolors() == [(596 * 842, (255, 255, 255))]
@@ -74,6 +75,7 @@ def page_of(path: Path, width: float, height: float) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_an_image_is_never_larger_than_allowed(tmp_path: Path) -> None:
     """Drawn sizes of pages, thin and huge ones too: as fine as asked, or within its pixels."""
     draw = Random(3)
@@ -97,6 +99,7 @@ def test_a_page_that_is_not_there_says_how_many_are(tmp_path: Path) -> None:
     assert refused.value.pages == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     for name, content, cause in (
         ("a.pdf", b"<html>", "not a PDF"),
@@ -169,6 +172,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "files"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
