@@ -202,7 +202,7 @@ def rows(
     """What has a row, in words; ``written`` says how numbers of a unit are written."""
     shown: dict[str, list[str]] = {}
     for metric in METRICS:
-        if metric.row:
+        if metric.row and not (metric.unit == "ratio" and not metric.read(status)):  # not measured
             number = written[metric.unit](metric.read(status))
             shown.setdefault(metric.row, []).append(metric.phrase.format(number))
     yield from ((row, ", ".join(phrases)) for row, phrases in shown.items())

@@ -147,7 +147,8 @@ async def test_one_ingest_at_a_time_and_the_other_is_told(site: LiveSite, tmp_pa
     assert (await anext(aiter(first))).pairs == 1
     (tmp_path / "note.txt").write_text("The winch is oiled in spring.")
     code, _, err = await fedctl(site, "ingest", str(tmp_path / "note.txt"))
-    assert (code, "an ingest or a removal is under way" in err) == (1, True), err
+    assert (code, "an ingest that began " in err) == (1, True), err
+    assert "under way an ingest that began" in await shown(site, "status")
     first.cancel()
     async with asyncio.timeout(60):  # until the daemon has seen that nobody waits any more
         while (await fedctl(site, "ingest", str(tmp_path / "note.txt")))[0] != 0:

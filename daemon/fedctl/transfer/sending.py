@@ -128,7 +128,7 @@ async def _requests(
     from daemon.library.box import Boxes
 
     boxes, files = Boxes(), dict[str, LocalFile]()
-    items = _read(paths, so_far, boxes, files)
+    items = _read(paths, so_far, boxes, watch, files)
     before: dict[str, LocalFile] | None = None  # of the batch that was sent last
     try:
         while True:
@@ -152,13 +152,18 @@ async def _requests(
 
 
 def _read(
-    paths: list[Path], so_far: Ingested, boxes: Boxes, files: dict[str, LocalFile]
+    paths: list[Path],
+    so_far: Ingested,
+    boxes: Boxes,
+    watch: Watcher,
+    files: dict[str, LocalFile],
 ) -> Iterator[Document | Pair | FileProblem]:
     """What is in the files at the paths; ``files`` gets those that are documents, by source."""
     from daemon.library.files import Found, found, is_document, reader_of
 
-    def watch(count: int) -> None:
-        so_far.bytes_read += count
+    def count(read: int) -> None:
+        so_far.bytes_read += read
+        watch(so_far)
 
     listed: list[Found | FileProblem] = []
     for path in paths:
@@ -172,7 +177,7 @@ def _read(
                 with suppress(OSError):  # which its reader will tell
                     files[source_of(one.path)] = LocalFile.at(one.path)
     so_far.bytes_total = sum(one.size for one in listed if isinstance(one, Found))
-    yield from boxes.read(listed, watch)
+    yield from boxes.read(listed, count)
 
 
 def _document(document: Document, naming: Naming) -> control_pb2.Document:

