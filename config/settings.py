@@ -132,8 +132,9 @@ class NextRetrieverSettings(Section):
 
 
 class LibrarySettings(Section):
-    """``[library]``: folders whose files the daemon reads by itself, by collection."""
+    """``[library]``: folders that the daemon reads by itself, by collection, and what it keeps."""
 
+    keep_originals: bool = False
     folders: Folders = Field({})
     vanished: Literal["remove", "keep"] = "remove"
     scan_s: float = Field(60.0, ge=1, le=86_400)

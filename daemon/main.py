@@ -54,6 +54,7 @@ from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.negatives import AnsweringDesk, answering_desk
+from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
@@ -445,13 +446,14 @@ class Daemon:
             ),
             personaliser=personaliser,
             folders=WatchedFolders(
-                Watching(library.folders, library.vanished, library.scan_s),
+                Watching(library.folders, library.vanished, library.scan_s, library.keep_originals),
                 collection=driver.collection,
                 pairs=pairs,
                 reading=workers.reading,
                 audit=audit,
                 changed=driver.readiness.refresh,
             ),
+            originals=KeptOriginals(driver.collection, workers.learning, library.keep_originals),
         )
         return ServiceContext(
             driver=driver,

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, cast
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
+from daemon.control.originals import taken
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.catalogue.filters import Filters
@@ -33,6 +34,7 @@ from daemon.library.readers.pdf import engines
 from daemon.process.streams import watched
 from daemon.services.folders import FolderState
 from daemon.services.library_changes import ChangeUnderWay
+from daemon.services.originals import Upload
 from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
@@ -54,13 +56,16 @@ class LibraryCalls(Calls):
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
         async with self._changing("ingest", context) as recorded:
-            state = control.IngestProgress()
+            originals = self._around.services.originals
+            state = control.IngestProgress(keeps_originals=originals.keeping)
+            upload = originals.upload()
             try:
                 async for step in self._ingested(
-                    _behind(first, requests), state, recorded, context
+                    _behind(first, requests), state, recorded, upload, context
                 ):
                     yield step
             finally:
+                await upload.drop()
                 # Who broke off has stored what was read by then: it must not stay unfound.
                 if not state.done:
                     if state.documents_new + state.documents_changed:
@@ -85,12 +90,18 @@ class LibraryCalls(Calls):
         requests: AsyncIterator[control.IngestRequest],
         state: control.IngestProgress,
         recorded: dict[str, Any],
+        upload: Upload,
         context: Context,
     ) -> AsyncIterator[control.IngestProgress]:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
         lost = _Lost()
         told: set[int] = set()
         async for request in requests:
+            recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+            if request.offered or request.pieces:
+                faults = await self._answered(context, taken(upload, request, state))
+                yield _with_errors(state, faults)
+                continue
             documents, pairs, errors = await asyncio.to_thread(_parsed, request)
             waiting, faults = _waiting(request)
             work = self._driver.collection.ingest(
@@ -105,9 +116,13 @@ class LibraryCalls(Calls):
             state.pairs += len(new)
             state.pairs_repeated += len(pairs) - len(new)
             lost.add(await self._answered(context, self._driver.collection.unusable(new)))
-            recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+            if state.keeps_originals:
+                may = {one.id for one in documents if one.source} - {*counts.elsewhere}
+                state.originals_kept += await self._answered(context, upload.begin(may))
             recorded |= _counted(state)
             yield _with_errors(state, errors)
+        state.originals_kept += await self._answered(context, upload.keep())
+        recorded |= _counted(state)
         yield _with_errors(state, await self._answered(context, self._count_usable(state, lost)))
         async for step in self._indexed(state, context):
             yield step
@@ -195,9 +210,13 @@ class LibraryCalls(Calls):
             passages = await self._answered(
                 context, collection.read(lambda library: library.passages_of(request.id))
             )
+            kept = await self._answered(context, self._around.services.originals.of(request.id))
             recorded["documents"] = 1
         return control.ShowDocumentReply(
-            document=_stored(found[0]), passages=map(_shown, passages), waiting=pages
+            document=_stored(found[0]),
+            passages=map(_shown, passages),
+            waiting=pages,
+            original_bytes=kept[0].size if kept else 0,
         )
 
     async def Folders(
@@ -450,6 +469,7 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
         "documents_new": state.documents_new,
         "documents_changed": state.documents_changed,
         "documents_unchanged": state.documents_unchanged,
+        "originals": state.originals_kept,
         "pairs": state.pairs,
     }
 

@@ -24,6 +24,7 @@ from crypto.quantize import LOSS_BOUND
 from daemon.answering.embedding import features_of
 from daemon.answering.extractive import sentences_of
 from daemon.evaluation.rankings import held_out
+from daemon.jobs import originals
 from daemon.learning.options import (
     EmbeddingProgress,
     EpochProgress,
@@ -91,6 +92,7 @@ def ingest(
             documents, splitter=splitter, replace=replace, waiting=waiting
         )
         library.put_pairs(pairs)
+    originals.collect(library_path)
     return counts
 
 
@@ -99,7 +101,9 @@ def put_files(
 ) -> IngestCounts:
     """Put what was read of a watched folder's files into the library, cut as for `ingest`."""
     with Library.open(library_path) as library:
-        return library.put_files(read, splitter=_splitter(spec, passage_tokens))
+        counts = library.put_files(read, splitter=_splitter(spec, passage_tokens))
+    originals.keep(library_path, [part.original for part in read.parts if part.original])
+    return counts
 
 
 def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:
@@ -117,6 +121,7 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     """
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
+        originals.collect(library_path)
         if ids:  # also of documents that went before, when their log could not be emptied
             library.empty_log()
     return removed

@@ -59,6 +59,14 @@ CREATE TABLE waiting (                 -- documents with pages that only OCR can
 ) WITHOUT ROWID;
 CREATE INDEX waiting_file ON waiting(collection, path);
 """
+_ORIGINALS = """
+CREATE TABLE original (                -- of documents each of which is a file, where that is kept
+  document_id TEXT PRIMARY KEY REFERENCES document(id) ON DELETE CASCADE,
+  digest BLOB NOT NULL,                -- SHA-256 of its bytes, by which they lie in a folder
+  size INTEGER NOT NULL                -- bytes
+) WITHOUT ROWID;
+CREATE INDEX original_digest ON original(digest);
+"""
 _CATALOGUE = """
 CREATE TABLE facet (                   -- what documents are found by, beside their passages
   kind TEXT NOT NULL,                  -- title, author (a word of it), date, language, tag
@@ -95,7 +103,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}CREATE TABLE feature (
+{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}{_ORIGINALS}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -150,7 +158,7 @@ ALTER TABLE file DROP COLUMN lacks;
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
-    3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF}",
+    3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS}",
 }
 
 

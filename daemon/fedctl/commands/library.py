@@ -254,6 +254,8 @@ def _show(console: Console, ingested: Ingested) -> None:
     if ingested.pairs:
         here = ", ".join(f"{count} {split}" for split, count in ingested.pairs_here.items())
         console.print(f"Pairs of use in the library now: {here}.")
+    if ingested.originals:
+        console.print(f"{ingested.originals} files kept.")
     if ingested.other_kinds:
         kinds = f"{ingested.other_kinds} files of other kinds passed over"
         console.print(f"{kinds} (read are {', '.join(SUFFIXES)}).", soft_wrap=True)

@@ -218,9 +218,12 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
         seen.append(step.bytes_read)
 
     async def sent() -> list[control.IngestRequest]:
-        turn = asyncio.Semaphore(1000)  # nobody answers here
-        named = sending.Naming()
-        return [batch async for batch in sending._batches([tmp_path], so_far, watch, turn, named)]
+        answers = asyncio.Queue[control.IngestProgress]()
+        named, batches = sending.Naming(), []
+        async for batch in sending._requests([tmp_path], so_far, watch, answers, named):
+            batches.append(batch)
+            answers.put_nowait(control.IngestProgress())
+        return batches
 
     assert len(asyncio.run(sent())) > 6
     assert seen == sorted(seen) and seen[-1] == whole

@@ -160,6 +160,7 @@ def assert_as_format_2_was(library: Library) -> None:
 
 
 FORMAT_3 = """
+DROP TABLE original;
 PRAGMA user_version = 3;
 DROP TABLE waiting;
 DROP INDEX pair_positive_document;
