@@ -2,8 +2,9 @@
 
 Each story is one site's: `fedctl ingest` of a thousand documents is struck five times, begun
 again after each as a person would, and brought to its end; then so is `fedctl documents remove`
-of half of them. Every third blow takes fedctl too. All moments together are spread over the
-whole of what an undisturbed site takes. What is inside the library's own work,
+of half of them. Every third blow takes fedctl too, every other one the daemon's workers. The
+moments are spread over the whole of what an undisturbed site takes; half of an ingest's over
+what follows its first write, for most of its time is reading. Inside the library's own work,
 tests/faults/test_library_kills.py strikes more finely.
 """
 
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +65,9 @@ def write_documents(folder: Path) -> Path:
             (below / f"{n}.txt").write_text(_told(word, n, "txt"))
         for n in range(30):
             told = _told(word, n, "html")
-            (below / f"{n}.html").write_text(f"<html><body><h1>H {n}</h1><p>{told}</p></body></html>")
+            (below / f"{n}.html").write_text(
+                f"<html><body><h1>H {n}</h1><p>{told}</p></body></html>"
+            )
         for n in range(10):
             (below / f"{n}.csv").write_text(f"part,count\n{word} {n},{n}\n{THINGS[n % 8]},{n}\n")
             written = docx.Document()
@@ -94,7 +99,7 @@ class Contents:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             rows = {
-                table: sorted(db.execute(f"SELECT {what} FROM {table}").fetchall(), key=repr)
+                table: sorted(db.execute(f"SELECT {what} FROM {table}").fetchall(), key=repr)  # noqa: S608
                 for table, what in COMPARED.items()
             }
             features = db.execute("SELECT encoder, content, vector FROM feature").fetchall()
@@ -150,9 +155,8 @@ class Calm:
 
     documents: Path
     full: Contents
-    ingest_s: float
     half: Contents
-    removal_s: float
+    seconds: dict[str, float]  # by `MARKS`, from there to the command's end
 
 
 async def done(site: LiveSite, *words: str) -> float:
@@ -177,14 +181,43 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFe
 async def calm(live: LiveFederation, tmp_path_factory: pytest.TempPathFactory) -> Calm:
     site = live.sites["elm"]
     documents = write_documents(tmp_path_factory.mktemp("documents"))
-    ingest_s = await done(site, "ingest", str(documents), "--json")
+    seconds = {"begun": await timed(site, "begun", "ingest", str(documents), "--json")}
     full = Contents.of(site)
     assert len(full.rows["document"]) == 1000
-    removal_s = await done(site, *REMOVE)
+    seconds["removal"] = await timed(site, "removal", *REMOVE)
     half = Contents.of(site)
     assert len(half.rows["document"]) == 500
-    print(f"seed {SEED}; undisturbed: ingest {ingest_s:.1f} s, removal {removal_s:.1f} s")
-    return Calm(documents, full, ingest_s, half, removal_s)
+    # Of half the documents, the others being here: twice that.
+    seconds["written"] = await timed(site, "written", "ingest", str(documents), "--json") * 2
+    print(f"seed {SEED}; undisturbed seconds: {seconds}")
+    return Calm(documents, full, half, seconds)
+
+
+# Until when a command has got so far, by the files of the state folder that change then.
+MARKS = {"begun": "", "written": "library.sqlite3*", "removal": "audit/*"}
+
+
+async def reached(site: LiveSite, mark: str, command: asyncio.subprocess.Process) -> None:
+    """The command has got as far as that, or is over."""
+    before = _sizes(site, mark)
+    while MARKS[mark] and command.returncode is None and _sizes(site, mark) == before:
+        await asyncio.sleep(0.002)
+
+
+def _sizes(site: LiveSite, mark: str) -> list[tuple[int, int]]:
+    files = sorted((site.folder / "state").glob(MARKS[mark])) if MARKS[mark] else []
+    kept = [file.stat() for file in files if not file.name.endswith("-shm")]
+    return [(file.st_size, file.st_mtime_ns) for file in kept]
+
+
+async def timed(site: LiveSite, mark: str, *words: str) -> float:
+    """Seconds from the mark to the command's good end."""
+    command = await started(site, *words)
+    await reached(site, mark, command)
+    since = time.monotonic()
+    out, err = await command.communicate()
+    assert command.returncode == 0, (out, err)
+    return time.monotonic() - since
 
 
 def moments(kind: str) -> Iterator[float]:
@@ -195,37 +228,57 @@ def moments(kind: str) -> Iterator[float]:
     return iter(shares)
 
 
-async def struck(live: LiveFederation, after: float, *words: str, both: bool) -> bool:
-    """Kill the daemon in the midst of a command, start it again; whether it was the midst."""
+def family(pid: int) -> list[int]:
+    """A process and those that it has started, and they."""
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+async def struck(live: LiveFederation, mark: str, after: float, *words: str, number: int) -> int:
+    """Kill the daemon in the midst of a command, start it again; the documents left by that.
+
+    Every other time its workers too, as a machine's end does; they finish a step otherwise.
+    """
     site = live.sites["elm"]
     command = await started(site, *words)
+    await reached(site, mark, command)
     await asyncio.sleep(after)
-    midst = command.returncode is None
-    site.process.kill()
-    if both and midst:
+    for pid in family(site.process.pid) if number % 2 else [site.process.pid]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if number % 3 == 2 and command.returncode is None:
         command.kill()
     await asyncio.gather(site.process.wait(), command.communicate())
     await live.launch("elm")
     await live.until_connected()
-    return midst
+    return len(Contents.of(site).rows["document"])
 
 
 @pytest.mark.parametrize("story", range(STORIES))
 async def test_a_daemon_killed_in_its_work_ends_as_an_undisturbed_one(
     live: LiveFederation, calm: Calm, story: int
 ) -> None:
-    begun, midst, differing = time.monotonic(), 0, 0
+    begun, differing = time.monotonic(), 0
+    left: dict[str, list[int]] = {"ingest": [], "removal": []}
     await done(live.sites["elm"], "documents", "remove", "--below", "kept/", "--yes")
-    for kind, words, seconds, wanted in (
-        ("ingest", ("ingest", str(calm.documents), "--json"), calm.ingest_s, calm.full),
-        ("removal", REMOVE, calm.removal_s, calm.half),
+    ingest = ("ingest", str(calm.documents), "--json")
+    for kind, words, marks, wanted in (
+        ("ingest", ingest, ("begun", "written"), calm.full),
+        ("removal", REMOVE, ("removal", "removal"), calm.half),
     ):
         shares = [*moments(kind)][story * BLOWS : (story + 1) * BLOWS]
-        for number, share in enumerate(shares):
-            midst += await struck(live, share * seconds, *words, both=number % 3 == 2)
+        for number, share in enumerate(shares, start=story):
+            if left[kind][-1:] == [500] and words == REMOVE:  # it is over: another one
+                await done(live.sites["elm"], *ingest)
+            mark = marks[number // 2 % 2]
+            after = share * calm.seconds[mark]
+            left[kind].append(await struck(live, mark, after, *words, number=number))
         site = live.sites["elm"]
         code, out, err = await fedctl(site, *words)
-        assert code == 0 or (kind == "removal" and not await _below(site)), out + err
+        assert code == 0 or (words == REMOVE and left[kind][-1] == 500), out + err
         differing += Contents.of(site).compare(wanted)
         assert recall(site) >= 0.95
         code, out, err = await fedctl(site, "ask", "who takes the capstan of md 2?")
@@ -233,13 +286,6 @@ async def test_a_daemon_killed_in_its_work_ends_as_an_undisturbed_one(
         assert "signs for it" in " ".join(out.split())
     assert holding(GONE, live.sites["elm"].folder / "state") == []
     print(
-        f"story {story}: {midst} of {2 * BLOWS} blows in the midst, {differing} vectors of other "
-        f"last bits, {time.monotonic() - begun:.0f} s"
+        f"story {story}: documents after each blow {left}, {differing} vectors of other last "
+        f"bits, {time.monotonic() - begun:.0f} s"
     )
-
-
-async def _below(site: LiveSite) -> bool:
-    """Whether a document of those that were to go is here."""
-    code, out, err = await fedctl(site, "documents", "list", "--below", "gone/", "--json")
-    assert code == 0, err
-    return "gone/" in out
