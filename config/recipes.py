@@ -154,11 +154,20 @@ class ServerOptions(StepOptions):
 
 
 @dataclass(frozen=True)
-class LearningAxes(LocalAxes):
+class AloneAxes:
+    """``[learning]``, as far as each site goes its own way: no plan has it, and no run chooses it.
+
+    ``local_only_rounds``: that a mixture's own half is trained for.
+    """
+
+    local_only_rounds: Annotated[int, Ge(1), Le(1000)] = 3
+
+
+@dataclass(frozen=True)
+class LearningAxes(AloneAxes, LocalAxes):
     """``[learning]``: also how updates count, and what becomes of their mean."""
 
     weigh: Weigh = "num_examples"
-    local_only_rounds: int = 3
     aggregate: Aggregate = ServerOptions.rule
     server_learning_rate: float = ServerOptions.learning_rate
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from config import control_socket
+from config.answering import AnsweringAxes
 from config.kinds import (
     Beginnings,
     Bind,
@@ -18,7 +19,6 @@ from config.kinds import (
     EncoderName,
     FilePath,
     Folders,
-    GeneratorName,
     GroupName,
     IndexAddress,
     LevelName,
@@ -27,7 +27,6 @@ from config.kinds import (
     PersonalName,
     Pooling,
     Prompt,
-    RetrievalLevel,
     RuleName,
     SiteId,
     SocketPath,
@@ -133,8 +132,9 @@ class NextRetrieverSettings(Section):
 
 
 class LibrarySettings(Section):
-    """``[library]``: folders whose files the daemon reads by itself, by collection."""
+    """``[library]``: folders that the daemon reads by itself, by collection, and what it keeps."""
 
+    keep_originals: bool = False
     folders: Folders = Field({})
     vanished: Literal["remove", "keep"] = "remove"
     scan_s: float = Field(60.0, ge=1, le=86_400)
@@ -151,15 +151,13 @@ class IndexSettings(Section):
     key_file: FilePath | None = None
 
 
-class RetrievalSettings(Section):
+@planned("top_k")
+class RetrievalSettings(Section, AnsweringAxes):  # type: ignore[misc]  # frozen by its config
     """``[retrieval]``: how documents are cut, and what an answer is made of and by whom."""
 
     passage_tokens: int = Field(220, ge=32, le=510)
     top_k: int = as_in("AskRequest", "top_k", 8, least=1)
-    level: RetrievalLevel = "passage"
-    generator: GeneratorName = "extractive"
     cross_encoder: FilePath | None = None
-    cross_encoder_depth: int = Field(20, ge=2, le=50)
 
 
 @planned("min_pairs", "TrainingPlan")
@@ -184,7 +182,6 @@ class LearningSettings(Section, StepOptions, LearningAxes):  # type: ignore[misc
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
-    local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
 
 
 class DepthSettings(Section, DepthAxes):  # type: ignore[misc]  # frozen by its config

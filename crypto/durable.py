@@ -67,8 +67,11 @@ def clear(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a crash left half written, in this folder and those below.
 
-    Only at a start: a write may be under way. It may hold what nobody else should read.
+    Also behind a link in it: a folder may lie on another disk. Only at a start: a write may be
+    under way. It may hold what nobody else should read.
     """
-    for leftover in folder.rglob(f"{UNFINISHED}*"):
-        if not leftover.is_dir():
-            leftover.unlink(missing_ok=True)
+    linked = (one for one in folder.iterdir() if one.is_symlink() and one.is_dir())
+    for place in (folder, *linked):
+        for leftover in place.rglob(f"{UNFINISHED}*"):
+            if not leftover.is_dir():
+                leftover.unlink(missing_ok=True)

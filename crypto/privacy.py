@@ -38,7 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Float64, Int64
-from crypto.quantize import MAX_EXPONENT, MIN_EXPONENT, CryptoError, check_finite
+from crypto.quantize import (
+    FRACTION_INTEGERS,
+    MAX_EXPONENT,
+    MIN_EXPONENT,
+    CryptoError,
+    check_finite,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.rdp import RdpAccountant
@@ -58,8 +64,6 @@ LEAST_CLIP_UNITS = 16  # of the clipped norm: with fewer, nothing of an update i
 LOSS_SHARE = 0.25
 LOSS_CLIP = 8.0
 COUNT_SHARE = 0.25  # likewise, where the clip norm follows a quantile
-# What follows the update in the vector: the loss, and the count (0 where nothing is counted).
-TRAILING_INTEGERS = 2
 _CLIP_STEP = 0.2  # eta_C of Andrew et al. 2021, section 3.1
 
 LARGEST_MULTIPLIER = 1000.0
@@ -166,7 +170,8 @@ def clipped_integers(
     limit = (1 << (bits - 1)) - 1
     units = delta * np.float64(math.ldexp(weight * limit, -mechanism.exponent))
     within = float(np.linalg.norm(units)) <= mechanism.update_units
-    integers = np.empty(delta.size + TRAILING_INTEGERS, dtype=np.int64)
+    # Behind the update: the loss, and the count (0 where nothing is counted).
+    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int64)
     integers[:-2] = _rounded_within(units, mechanism.update_units, draw)
     share = min(max(loss, 0.0), LOSS_CLIP) / LOSS_CLIP * weight
     integers[-2] = math.floor(share * mechanism.loss_units)

@@ -30,7 +30,7 @@ from daemon.answering.generators import GENERATORS
 from daemon.control.context import ProcessFigures, ServiceContext, Services
 from daemon.control.socket import ControlError, ControlSocket
 from daemon.jobs import learning as learning_jobs
-from daemon.jobs.sums import ckks, integers
+from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.options import EncoderError, LearningError, RetrieverDescription
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -48,12 +48,13 @@ from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
-from daemon.rounds.work import Computing
+from daemon.rounds.work import JOBS, Computing
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.negatives import AnsweringDesk, answering_desk
+from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
@@ -81,6 +82,8 @@ from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transpor
 from peers.plans import robust
 from peers.wire.manifest import ManifestError, NamedRetriever
 from peers.wire.messages import SOFTWARE_VERSION
+from proto import federation_pb2 as pb
+from proto.bounds import numbers_of
 
 log = structlog.get_logger()
 
@@ -234,7 +237,8 @@ class Daemon:
             log.warning(vacuous)
         try:
             bits, measurable = self._settings.training.bits, rule != robust.NONE
-            await crypto.run(ckks.warm_up, max(2, sites), bits, measurable=measurable)
+            jobs = JOBS[numbers_of(pb.Mode.DESCRIPTOR)[self._settings.training.mode]]
+            await jobs.warm_up(crypto, max(2, sites), bits, measurable=measurable)
         except WorkerCrashed as error:
             log.warning("the first round will wait for its library to load", cause=str(error))
         except CryptoError as error:
@@ -442,13 +446,14 @@ class Daemon:
             ),
             personaliser=personaliser,
             folders=WatchedFolders(
-                Watching(library.folders, library.vanished, library.scan_s),
+                Watching(library.folders, library.vanished, library.scan_s, library.keep_originals),
                 collection=driver.collection,
                 pairs=pairs,
                 reading=workers.reading,
                 audit=audit,
                 changed=driver.readiness.refresh,
             ),
+            originals=KeptOriginals(driver.collection, workers.learning, library.keep_originals),
         )
         return ServiceContext(
             driver=driver,

@@ -7,10 +7,11 @@ import resource
 import secrets
 import time
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from config.recipes import DepthOptions
+from config.recipes import AloneAxes, DepthOptions
 from config.settings import (
     LimitsSettings,
     NextRetrieverSettings,
@@ -24,7 +25,7 @@ from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
-from daemon.services.collection import StandIn
+from daemon.services.indexes import StandIn
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.store import Store
@@ -42,6 +43,11 @@ from peers.wire.manifest import NamedRetriever
 from peers.wire.messages import INCARNATION_BYTES
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from config.tables import Section
 
 log = structlog.get_logger()
 
@@ -96,28 +102,28 @@ class Workers:
         await asyncio.gather(*(worker.stop() for worker in self.all))
 
 
+def _named_in(section: Section, values: type[DataclassInstance]) -> dict[str, Any]:
+    """The options of a section that those values have by the same names."""
+    names = {one.name for one in fields(values)}
+    return {name: getattr(section, name) for name in type(section).model_fields if name in names}
+
+
 def _reading_of(said: RetrieverSettings | NextRetrieverSettings) -> ReadingOptions:
-    return ReadingOptions(**{one.name: getattr(said, one.name) for one in fields(ReadingOptions)})
+    return ReadingOptions(**_named_in(said, ReadingOptions))
 
 
 def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
     """What this site runs."""
-    retriever = settings.retriever
     return RetrieverSpec(
-        encoder=retriever.encoder,
-        adapt=retriever.adapt,
-        max_tokens=retriever.max_tokens,
-        reading=_reading_of(retriever),
-        device=retriever.device,
-        threads=settings.workers.threads,
-        lora_rank=retriever.lora_rank,
-        lora_alpha=retriever.lora_alpha,
-        personal=retriever.personal,
+        **_named_in(settings.retriever, RetrieverSpec),
+        **_named_in(settings.workers, RetrieverSpec),
+        **_named_in(settings.pairs, RetrieverSpec),
+        reading=_reading_of(settings.retriever),
         personal_folder=str(state_of(settings).personal),
-        learn_from=settings.pairs.learn_from,
         made_pairs=str(state_of(settings).made_pairs),
         index=_index_options(settings, site),
-        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
+        depth=DepthOptions(**_named_in(settings.depth, DepthOptions)),
+        alone=AloneAxes(**_named_in(settings.learning, AloneAxes)),
     )
 
 
@@ -137,8 +143,7 @@ class Retrievers:
     """What this site can read, and which of it is in use.
 
     ``coming``: of ``[next_retriever]``, as a manifest may name it; None: it has none, or uses
-    it. ``stand_in``: what answers until passages are embedded by the one in use; None: that is
-    the only one, or there is no such index.
+    it. ``stand_in``: what answers until the wanted version is indexed; None: there is no index.
     """
 
     spec: RetrieverSpec
@@ -166,7 +171,8 @@ async def retrievers_of(
     """
     first, following = retriever_spec(settings, site), settings.next_retriever
     if following.encoder is None:
-        return Retrievers(first, await learning.run(learning_jobs.describe, first))
+        only = await learning.run(learning_jobs.describe, first)
+        return Retrievers(first, only, stand_in=await _stand_in(settings, (first, only)))
     second = replace(
         first,
         encoder=following.encoder,
@@ -176,14 +182,25 @@ async def retrievers_of(
     after = await learning.run(learning_jobs.describe, second)
     before = await learning.run(learning_jobs.describe, first)
     if wanted is None or wanted.digest != after.shape_manifest.digest:
-        return Retrievers(first, before, coming=named(after))
-    state = state_of(settings)
-    stand_in = await asyncio.to_thread(_stand_in, state, first, before.shape_manifest.digest)
+        stand_in = await _stand_in(settings, (first, before))
+        return Retrievers(first, before, coming=named(after), stand_in=stand_in)
+    stand_in = await _stand_in(settings, (second, after), (first, before))
     return Retrievers(second, after, stand_in=stand_in)
 
 
-def _stand_in(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes) -> StandIn | None:
-    """The newest version of the retriever of before that has an index here."""
+async def _stand_in(
+    settings: Settings, *retrievers: tuple[RetrieverSpec, RetrieverDescription]
+) -> StandIn | None:
+    """The newest version of the first of these retrievers that has an index here."""
+    for spec, described in retrievers:
+        digest = described.shape_manifest.digest
+        found = await asyncio.to_thread(_newest_indexed, state_of(settings), spec, digest)
+        if found is not None:
+            return found
+    return None
+
+
+def _newest_indexed(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes) -> StandIn | None:
     files = state.versions.glob("*.safetensors")
     for path in sorted(files, key=lambda one: one.stat().st_mtime_ns, reverse=True):
         digest = bytes.fromhex(path.stem)
@@ -237,6 +254,20 @@ def limits_of(wanted: LimitsSettings) -> Limits:
     )
 
 
+def policy_of(settings: Settings) -> Policy:
+    """What this site agrees to: options of that policy by their names, and what is called more."""
+    training, privacy = settings.training, settings.privacy
+    chosen = {
+        **_named_in(training, Policy),
+        **_named_in(privacy, Policy),
+        "mode": numbers_of(pb.Mode.DESCRIPTOR)[training.mode],
+        "privacy_required": privacy.required or privacy.epsilon is not None,
+        "least_noise": privacy.least_noise or 0.0,
+        "robust_required": settings.robust.required,
+    }
+    return Policy(**chosen)
+
+
 def protocol_of(
     settings: Settings,
     membership: Membership,
@@ -256,16 +287,7 @@ def protocol_of(
         manifest=membership.manifest,
         model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
         unix_ms=lambda: time.time_ns() // 1_000_000,
-        policy=Policy(
-            min_participants=settings.training.min_participants,
-            mode=numbers_of(pb.Mode.DESCRIPTOR)[settings.training.mode],
-            max_local_epochs=settings.training.max_local_epochs,
-            privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
-            colluders=settings.privacy.colluders,
-            least_noise=settings.privacy.least_noise or 0.0,
-            max_noise=settings.privacy.max_noise,
-            robust_required=settings.robust.required,
-        ),
+        policy=policy_of(settings),
         timing=Timing(
             phase_s=settings.rounds.phase_deadline_s,
             train_s=settings.rounds.train_deadline_s,

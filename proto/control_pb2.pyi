@@ -5,8 +5,8 @@ What fedctl says to its own daemon, over a Unix socket (mode 0660). It never
 crosses a network; text of documents and questions may appear here.
 
 Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
-begins (daemon/control/context.py). Documents and pairs are judged one by one instead
-(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB.
+begins (daemon/control/context.py). Documents, pairs and files are judged one by one instead
+(daemon/control/library.py, daemon/services/originals.py). A text is at most 16 MiB, a question 16 KiB.
 """
 
 from collections import abc as _abc
@@ -82,6 +82,7 @@ class StatusReply(_message.Message):
     WANTED_DIGEST_FIELD_NUMBER: _builtins.int
     PASSAGES_WAITING_FIELD_NUMBER: _builtins.int
     DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
+    LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -152,6 +153,8 @@ class StatusReply(_message.Message):
     """of passages, those that are embedded and indexed yet: words alone find them"""
     documents_waiting: _builtins.int
     """with pages that only OCR can read; some have no other page"""
+    library_change: _builtins.str
+    """an ingest or a removal that is under way, and since when; empty: none"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -205,10 +208,11 @@ class StatusReply(_message.Message):
         wanted_digest: _builtins.bytes = ...,
         passages_waiting: _builtins.int = ...,
         documents_waiting: _builtins.int = ...,
+        library_change: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -843,6 +847,8 @@ class IngestRequest(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    OFFERED_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     replace: _builtins.bool
     """also documents of the same id that came from other files"""
     @_builtins.property
@@ -857,6 +863,14 @@ class IngestRequest(_message.Message):
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingPages]:
         """behind their documents"""
 
+    @_builtins.property
+    def offered(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferedOriginal]:
+        """of documents of the batch before, where fedd keeps files"""
+
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___OriginalPiece]:
+        """of those that fedd wants, one after the other"""
+
     def __init__(
         self,
         *,
@@ -864,14 +878,72 @@ class IngestRequest(_message.Message):
         pairs: _abc.Iterable[Global___Pair] | None = ...,
         replace: _builtins.bool = ...,
         waiting: _abc.Iterable[Global___WaitingPages] | None = ...,
+        offered: _abc.Iterable[Global___OfferedOriginal] | None = ...,
+        pieces: _abc.Iterable[Global___OriginalPiece] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs", "replace", b"replace", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "offered", b"offered", "pairs", b"pairs", "pieces", b"pieces", "replace", b"replace", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IngestRequest: _TypeAlias = IngestRequest  # noqa: Y015
+
+@_typing.final
+class OfferedOriginal(_message.Message):
+    """The file that a document was read from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """of the batch before"""
+    digest: _builtins.bytes
+    """SHA-256 of its bytes"""
+    size: _builtins.int
+    """bytes"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "document_id", b"document_id", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferedOriginal: _TypeAlias = OfferedOriginal  # noqa: Y015
+
+@_typing.final
+class OriginalPiece(_message.Message):
+    """It is whole when as many bytes have come as were offered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """as it was offered"""
+    content: _builtins.bytes
+    """what follows"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "document_id", b"document_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OriginalPiece: _TypeAlias = OriginalPiece  # noqa: Y015
 
 @_typing.final
 class WaitingPages(_message.Message):
@@ -923,6 +995,9 @@ class IngestProgress(_message.Message):
     PAIRS_REPEATED_FIELD_NUMBER: _builtins.int
     INDEX_TOTAL_FIELD_NUMBER: _builtins.int
     INDEX_BUILT_FIELD_NUMBER: _builtins.int
+    KEEPS_ORIGINALS_FIELD_NUMBER: _builtins.int
+    ORIGINALS_WANTED_FIELD_NUMBER: _builtins.int
+    ORIGINALS_KEPT_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
     """of this call so far"""
     documents_changed: _builtins.int
@@ -949,9 +1024,17 @@ class IngestProgress(_message.Message):
     """passages of the index that is built; 0: what is new is only added to it"""
     index_built: _builtins.int
     """of those"""
+    keeps_originals: _builtins.bool
+    """the files of a batch's documents are to be offered"""
+    originals_kept: _builtins.int
+    """of this call so far"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one line each: what was refused and why"""
+
+    @_builtins.property
+    def originals_wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of those that were offered, by their documents' ids: pieces are to follow"""
 
     def __init__(
         self,
@@ -970,10 +1053,13 @@ class IngestProgress(_message.Message):
         pairs_repeated: _builtins.int = ...,
         index_total: _builtins.int = ...,
         index_built: _builtins.int = ...,
+        keeps_originals: _builtins.bool = ...,
+        originals_wanted: _abc.Iterable[_builtins.str] | None = ...,
+        originals_kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "index_built", b"index_built", "index_total", b"index_total", "known_document", b"known_document", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "index_built", b"index_built", "index_total", b"index_total", "keeps_originals", b"keeps_originals", "known_document", b"known_document", "originals_kept", b"originals_kept", "originals_wanted", b"originals_wanted", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1264,8 +1350,11 @@ class ShowDocumentReply(_message.Message):
     DOCUMENT_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    ORIGINAL_BYTES_FIELD_NUMBER: _builtins.int
     waiting: _builtins.str
     """its pages that only OCR can read, as people write them: 4, 6 to 9"""
+    original_bytes: _builtins.int
+    """of the file that it was read from, which is kept; 0: it is not"""
     @_builtins.property
     def document(self) -> Global___StoredDocument:
         """as it is listed"""
@@ -1280,14 +1369,93 @@ class ShowDocumentReply(_message.Message):
         document: Global___StoredDocument | None = ...,
         passages: _abc.Iterable[Global___ShownPassage] | None = ...,
         waiting: _builtins.str = ...,
+        original_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "passages", b"passages", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "original_bytes", b"original_bytes", "passages", b"passages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShowDocumentReply: _TypeAlias = ShowDocumentReply  # noqa: Y015
+
+@_typing.final
+class OriginalRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """as it is listed"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OriginalRequest: _TypeAlias = OriginalRequest  # noqa: Y015
+
+@_typing.final
+class PageImageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    DPI_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """as it is listed"""
+    page: _builtins.int
+    """from 1"""
+    dpi: _builtins.int
+    """pixels an inch; less where the page would be huge"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        page: _builtins.int = ...,
+        dpi: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dpi", b"dpi", "id", b"id", "page", b"page"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PageImageRequest: _TypeAlias = PageImageRequest  # noqa: Y015
+
+@_typing.final
+class FilePart(_message.Message):
+    """A file, piece by piece. The first part says what it will be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """what follows; as much as in OriginalPiece"""
+    size: _builtins.int
+    """of all of it; 0 behind the first part"""
+    digest: _builtins.bytes
+    """SHA-256 of all of it; empty behind the first part"""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+        size: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "digest", b"digest", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilePart: _TypeAlias = FilePart  # noqa: Y015
 
 @_typing.final
 class ShownPassage(_message.Message):

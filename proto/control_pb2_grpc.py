@@ -84,6 +84,16 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.ExportDocumentsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.ExportDocumentsPart.FromString,
                 _registered_method=True)
+        self.Original = channel.unary_stream(
+                '/hanse.control.v1.Control/Original',
+                request_serializer=proto_dot_control__pb2.OriginalRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.FilePart.FromString,
+                _registered_method=True)
+        self.PageImage = channel.unary_stream(
+                '/hanse.control.v1.Control/PageImage',
+                request_serializer=proto_dot_control__pb2.PageImageRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.FilePart.FromString,
+                _registered_method=True)
         self.RemoveDocuments = channel.unary_stream(
                 '/hanse.control.v1.Control/RemoveDocuments',
                 request_serializer=proto_dot_control__pb2.RemoveDocumentsRequest.SerializeToString,
@@ -228,6 +238,20 @@ class ControlServicer:
 
     def ExportDocuments(self, request, context):
         """Documents with all that is known of them, for another site, or a backup.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Original(self, request, context):
+        """The file that a document was read from, as it was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PageImage(self, request, context):
+        """An image of one page of it: a PNG.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -394,6 +418,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ExportDocuments,
                     request_deserializer=proto_dot_control__pb2.ExportDocumentsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.ExportDocumentsPart.SerializeToString,
+            ),
+            'Original': grpc.unary_stream_rpc_method_handler(
+                    servicer.Original,
+                    request_deserializer=proto_dot_control__pb2.OriginalRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.FilePart.SerializeToString,
+            ),
+            'PageImage': grpc.unary_stream_rpc_method_handler(
+                    servicer.PageImage,
+                    request_deserializer=proto_dot_control__pb2.PageImageRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.FilePart.SerializeToString,
             ),
             'RemoveDocuments': grpc.unary_stream_rpc_method_handler(
                     servicer.RemoveDocuments,
@@ -746,6 +780,60 @@ class Control:
             '/hanse.control.v1.Control/ExportDocuments',
             proto_dot_control__pb2.ExportDocumentsRequest.SerializeToString,
             proto_dot_control__pb2.ExportDocumentsPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Original(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/Original',
+            proto_dot_control__pb2.OriginalRequest.SerializeToString,
+            proto_dot_control__pb2.FilePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PageImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/PageImage',
+            proto_dot_control__pb2.PageImageRequest.SerializeToString,
+            proto_dot_control__pb2.FilePart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,8 +5,8 @@ What fedctl says to its own daemon, over a Unix socket (mode 0660). It never
 crosses a network; text of documents and questions may appear here.
 
 Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
-begins (daemon/control/context.py). Documents and pairs are judged one by one instead
-(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB.
+begins (daemon/control/context.py). Documents, pairs and files are judged one by one instead
+(daemon/control/library.py, daemon/services/originals.py). A text is at most 16 MiB, a question 16 KiB.
 """
 
 from collections import abc as _abc
@@ -51,6 +51,10 @@ class ControlStub:
     ShowDocument: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]
     ExportDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.ExportDocumentsRequest, _control_pb2.ExportDocumentsPart]
     """Documents with all that is known of them, for another site, or a backup."""
+    Original: _grpc.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]
+    """The file that a document was read from, as it was."""
+    PageImage: _grpc.UnaryStreamMultiCallable[_control_pb2.PageImageRequest, _control_pb2.FilePart]
+    """An image of one page of it: a PNG."""
     RemoveDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
@@ -101,6 +105,10 @@ class ControlAsyncStub(ControlStub):
     ShowDocument: _aio.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]  # type: ignore[assignment]
     ExportDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.ExportDocumentsRequest, _control_pb2.ExportDocumentsPart]  # type: ignore[assignment]
     """Documents with all that is known of them, for another site, or a backup."""
+    Original: _aio.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]  # type: ignore[assignment]
+    """The file that a document was read from, as it was."""
+    PageImage: _aio.UnaryStreamMultiCallable[_control_pb2.PageImageRequest, _control_pb2.FilePart]  # type: ignore[assignment]
+    """An image of one page of it: a PNG."""
     RemoveDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]  # type: ignore[assignment]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
@@ -208,6 +216,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.ExportDocumentsPart], _abc.AsyncIterator[_control_pb2.ExportDocumentsPart]]:
         """Documents with all that is known of them, for another site, or a backup."""
+
+    @_abc_1.abstractmethod
+    def Original(
+        self,
+        request: _control_pb2.OriginalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.FilePart], _abc.AsyncIterator[_control_pb2.FilePart]]:
+        """The file that a document was read from, as it was."""
+
+    @_abc_1.abstractmethod
+    def PageImage(
+        self,
+        request: _control_pb2.PageImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.FilePart], _abc.AsyncIterator[_control_pb2.FilePart]]:
+        """An image of one page of it: a PNG."""
 
     @_abc_1.abstractmethod
     def RemoveDocuments(

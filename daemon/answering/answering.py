@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
-from daemon.answering.generator import Citation, cite
-from daemon.answering.generators import GENERATORS, USUAL
+from daemon.answering.generator import Citation, Generator, cite
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import (
@@ -54,7 +53,7 @@ class OpenVersion:
 
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
     usual ones (0). ``sentences``: where these are compared, and not passages alone.
-    ``generator``: of `GENERATORS`. ``cross_encoder``: ranks the best anew, where there is one;
+    ``cross_encoder``: ranks the best anew, where there is one;
     ``lacking``: why there is none although the settings name one.
     ``embed_question`` and ``embed_sentences``: as the retriever does.
     """
@@ -66,10 +65,10 @@ class OpenVersion:
     model_digest: bytes
     embed_question: QuestionEmbedder
     embed_sentences: SentenceEmbedder
+    generator: Generator
     sentences: Sentences | None = None
     weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
-    generator: str = USUAL
     cross_encoder: CrossEncoder | None = None
     lacking: str = ""
 
@@ -77,8 +76,7 @@ class OpenVersion:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
         hits = self.search(question, top_k)
-        generator = GENERATORS[self.generator](self.embed_question, self.embed_sentences)
-        answer = generator.generate(question, hits)
+        answer = self.generator.generate(question, hits)
         return Answered(
             text=answer.text,
             citations=answer.citations,

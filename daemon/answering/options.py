@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from config.kinds import RetrievalLevel
-from daemon.answering.generators import USUAL
+from config.answering import AnsweringAxes
 
 
 @dataclass(frozen=True)
-class AnsweringOptions:
-    """``generator``: of `GENERATORS`; ``level``: as in `daemon.library.levels`.
+class AnsweringOptions(AnsweringAxes):
+    """Options of ``[retrieval]`` by their names.
+
+    ``generator``: of `GENERATORS`; it is given all of these. ``level``: as in
+    `daemon.library.levels`.
 
     ``cross_encoder``: the folder of a model that ranks the ``cross_encoder_depth`` best passages
     anew (`daemon.answering.cross_encoder`); "": none does.
     """
 
-    generator: str = USUAL
-    level: RetrievalLevel = "passage"
     cross_encoder: str = ""
-    cross_encoder_depth: int = 20
 
 
 AS_USUAL = AnsweringOptions()

@@ -29,6 +29,7 @@ from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
 from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Personaliser
 from daemon.state.audit import Action, AuditLog
@@ -74,6 +75,7 @@ class Services:
     embeddings: EmbeddingAudit
     personaliser: Personaliser
     folders: WatchedFolders
+    originals: KeptOriginals
 
 
 @dataclass(frozen=True)

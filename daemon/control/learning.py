@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 from config.recipes import RECIPES
 from daemon.control.context import Calls, Context, ServiceContext
@@ -15,6 +15,7 @@ from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EpochProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.pairs.made import How
 from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import embedded_by
@@ -23,8 +24,7 @@ from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
 
-_How = Literal["inverse-cloze", "title", "keywords", "llm"]
-_HOW: dict[str, _How] = {
+_HOW: dict[str, How] = {
     "cloze": "inverse-cloze",
     "titles": "title",
     "keywords": "keywords",
@@ -209,7 +209,7 @@ class LearningCalls(Calls):
         )
 
 
-async def _how(kind: str) -> _How:
+async def _how(kind: str) -> How:
     if kind not in _HOW:
         raise LearningError(f"there are no pairs of kind {kind!r}: use one of {', '.join(_HOW)}")
     return _HOW[kind]

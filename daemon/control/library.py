@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
+from daemon.control.originals import taken
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.catalogue.filters import Filters
@@ -36,6 +37,7 @@ from daemon.library.store import Library
 from daemon.process.streams import watched
 from daemon.services.folders import FolderState
 from daemon.services.library_changes import ChangeUnderWay
+from daemon.services.originals import Upload
 from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
@@ -56,14 +58,17 @@ class LibraryCalls(Calls):
         # Read before anything may refuse: whoever still sends would take a refusal for a
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
-        async with self._changing(context), self._audited(context, "ingest") as recorded:
-            state = control.IngestProgress()
+        async with self._changing("ingest", context) as recorded:
+            originals = self._around.services.originals
+            state = control.IngestProgress(keeps_originals=originals.keeping)
+            upload = originals.upload()
             try:
                 async for step in self._ingested(
-                    _behind(first, requests), state, recorded, context
+                    _behind(first, requests), state, recorded, upload, context
                 ):
                     yield step
             finally:
+                await upload.drop()
                 # Who broke off has stored what was read by then: it must not stay unfound.
                 if not state.done:
                     if state.documents_new + state.documents_changed:
@@ -71,26 +76,35 @@ class LibraryCalls(Calls):
                     await self._driver.readiness.refresh()
 
     @asynccontextmanager
-    async def _changing(self, context: Context) -> AsyncIterator[None]:
-        """One change of the library at a time: a second person's is refused."""
+    async def _changing(
+        self, action: Literal["ingest", "remove"], context: Context
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One change of the library at a time, audited: a second person's is refused."""
+        what = {"ingest": "an ingest", "remove": "a removal"}[action]
         async with AsyncExitStack() as turn:
             try:
-                await turn.enter_async_context(self._driver.collection.changes.asked_for())
+                await turn.enter_async_context(self._driver.collection.changes.asked_for(what))
             except ChangeUnderWay as error:
                 await refuse(context, str(error))
-            yield
+            yield await turn.enter_async_context(self._audited(context, action))
 
     async def _ingested(
         self,
         requests: AsyncIterator[control.IngestRequest],
         state: control.IngestProgress,
         recorded: dict[str, Any],
+        upload: Upload,
         context: Context,
     ) -> AsyncIterator[control.IngestProgress]:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
         lost = _Lost()
         told: set[int] = set()
         async for request in requests:
+            recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+            if request.offered or request.pieces:
+                faults = await self._answered(context, taken(upload, request, state))
+                yield _with_errors(state, faults)
+                continue
             documents, pairs, errors = await asyncio.to_thread(_parsed, request)
             waiting, faults = _waiting(request)
             work = self._driver.collection.ingest(
@@ -105,9 +119,13 @@ class LibraryCalls(Calls):
             state.pairs += len(new)
             state.pairs_repeated += len(pairs) - len(new)
             lost.add(await self._answered(context, self._driver.collection.unusable(new)))
-            recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+            if state.keeps_originals:
+                may = {one.id for one in documents if one.source} - {*counts.elsewhere}
+                state.originals_kept += await self._answered(context, upload.begin(may))
             recorded |= _counted(state)
             yield _with_errors(state, errors)
+        state.originals_kept += await self._answered(context, upload.keep())
+        recorded |= _counted(state)
         yield _with_errors(state, await self._answered(context, self._count_usable(state, lost)))
         async for step in self._indexed(state, context):
             yield step
@@ -193,8 +211,14 @@ class LibraryCalls(Calls):
                 remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
             shown = await self._answered(context, collection.read(partial(_passages, request.id)))
+            kept = await self._answered(context, self._around.services.originals.of(request.id))
             recorded["documents"] = 1
-        return control.ShowDocumentReply(document=_stored(found[0]), passages=shown, waiting=pages)
+        return control.ShowDocumentReply(
+            document=_stored(found[0]),
+            passages=shown,
+            waiting=pages,
+            original_bytes=kept[0].size if kept else 0,
+        )
 
     async def Folders(
         self, _request: control.FoldersRequest, context: Context
@@ -260,7 +284,7 @@ class LibraryCalls(Calls):
     ) -> AsyncIterator[control.RemoveDocumentsProgress]:
         """Documents out, with what was made of them; then the index is made without them."""
         collection, pairs = self._driver.collection, self._around.services.pairs
-        async with self._changing(context), self._audited(context, "remove") as recorded:
+        async with self._changing("remove", context) as recorded:
             known = await self._answered(context, collection.known(request.ids))
             waited = await self._answered(
                 context, collection.read(lambda library: library.waiting_of(request.ids))
@@ -446,6 +470,7 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
         "documents_new": state.documents_new,
         "documents_changed": state.documents_changed,
         "documents_unchanged": state.documents_unchanged,
+        "originals": state.originals_kept,
         "pairs": state.pairs,
     }
 

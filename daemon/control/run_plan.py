@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from config.loading import RENAMED, explained
-from config.recipes import DEFAULT_RECIPE, RECIPES
+from config.recipes import DEFAULT_RECIPE, RECIPES, AloneAxes
 from config.settings import LearningSettings, RobustSettings, TrainingSettings
 from daemon.learning.from_settings import learning_plan
-from daemon.learning.plan import fill
+from daemon.learning.plan_fields import fill
 from proto import federation_pb2 as pb
 
 
@@ -66,10 +67,10 @@ def chosen(
 
 
 # Policy of a site is not for one run to change; bits and mode have options of their own, and
-# what a site trains by itself stands in no plan.
+# what a site learns by itself stands in no plan.
 _CHOOSABLE = frozenset(
     {*RECIPES[DEFAULT_RECIPE].settings["training"], *LearningSettings.model_fields}
-    - {"recipe", "local_only_rounds"}
+    - {"recipe", *(axis.name for axis in fields(AloneAxes))}
 )
 
 
@@ -95,8 +96,8 @@ def make_plan(
     fill(
         plan,
         training.model_dump()
-        | {"robust": robust.rule, "byzantine_sites": robust.byzantine_sites}
-        | {"max_num_examples": most_examples},
+        | robust.model_dump()
+        | {"robust": robust.rule, "max_num_examples": most_examples},
     )
     for field, value in wanted.ListFields():
         if field.message_type is None:

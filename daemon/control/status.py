@@ -95,6 +95,7 @@ class StatusCalls(Calls):
             index_recall=driver.collection.index_recall,
             index_engine=driver.collection.index_engine,
             documents_waiting=counts.waiting,
+            library_change=driver.collection.changes.under_way,
             passages_waiting=max(0, counts.passages - driver.collection.indexed),
         )
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
+from daemon.learning.plan_fields import fill
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
@@ -76,16 +77,14 @@ class TrainingCalls(Calls):
         least = await privacy.least()
         if multiplier < least:
             await refuse(context, too_dear(multiplier, least), "See fedctl privacy")
-        return pb.PrivacyPlan(
-            clip_norm=wanted.clip_norm,
-            noise_multiplier=multiplier,
-            noise_floor=min(wanted.noise_floor or multiplier, multiplier),
-            noise_decay=wanted.noise_decay or 1.0,
-            loss_threshold=wanted.loss_threshold,
-            first_round=self._driver.protocol.head_round + 1,
-            colluders=wanted.colluders or self._around.settings.privacy.colluders,
-            clip_quantile=wanted.clip_quantile,
-        )
+        plan = pb.PrivacyPlan()
+        fill(plan, self._around.settings.privacy.model_dump())
+        plan.MergeFrom(wanted)  # what it leaves open is 0, and stays as settings have it
+        plan.noise_multiplier = multiplier
+        plan.noise_floor = min(wanted.noise_floor or multiplier, multiplier)
+        plan.noise_decay = wanted.noise_decay or 1.0
+        plan.first_round = self._driver.protocol.head_round + 1
+        return plan
 
     async def Privacy(
         self, request: control.PrivacyRequest, context: Context

@@ -3,6 +3,7 @@
     terminal/  what every command has: exit codes, errors, JSON, tables; --json, --socket and
                --config; the Unix socket to the daemon; the files that people name
     commands/  the commands, a file a topic: a group, or commands of their own
+    transfer/  documents on their way to the daemon, and out of it
     demo/      three sites on one machine, from nothing to answers
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs

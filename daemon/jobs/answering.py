@@ -25,6 +25,7 @@ from daemon.answering.embedding import (
     RememberedSentences,
     SentenceEmbedder,
 )
+from daemon.answering.generators import GENERATORS
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
@@ -186,8 +187,8 @@ def open_version(
     embed_question = QuestionEmbedder(retriever)
     _open = OpenVersion(
         *(retriever, index, library, titles, model_digest, embed_question, embed_sentences),
+        generator=GENERATORS[options.generator](embed_question, embed_sentences, options),
         sentences=_sentences(options.level, library, embed_sentences),
-        generator=options.generator,
         cross_encoder=cross_encoder,
         lacking=lacking,
     )
@@ -389,6 +390,7 @@ def _opened() -> OpenVersion:
 
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
+    """The open version's own, whose weights no other job of this process changes."""
     return open_retriever(spec)
 
 

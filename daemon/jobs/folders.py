@@ -1,7 +1,8 @@
 """The job of the reading worker: look through a watched folder, and read what has changed.
 
-It writes nothing: what it has read or found gone it hands to the daemon, a little at a time,
-and goes on when that is stored. So a look that is cut short, or killed, has stored what it had
+It writes nothing, but for copies of files that are to be kept, in a place where they are nobody's:
+what it has read or found gone it hands to the daemon, a little at a time, and goes on when that is
+stored. So a look that is cut short, or killed, has stored what it had
 handed over, and the next one goes on from there.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from daemon.library.box import Boxes
+from daemon.library.catalogue.originals import MOST_BYTES, Arriving, Staged, clear
 from daemon.library.file_notes import (
     UNFINISHED,
     FileNote,
@@ -26,7 +28,7 @@ from daemon.library.file_notes import (
     FilesRead,
     Stamp,
 )
-from daemon.library.files import Found, open_below
+from daemon.library.files import Found, is_document, open_below
 from daemon.library.folders import (
     Changes,
     Folder,
@@ -60,11 +62,11 @@ _BATCH_ITEMS: Final = 500  # files, documents and pairs
 _GONE_AT_ONCE: Final = 1000
 _TOLD: Final = 100  # of what was not read
 _CAUSE: Final = 500  # characters
-# What a file may have, and how long its bytes may take to come: a file that is all gap costs who
-# made it nothing, and one of a slow disk keeps the other folders waiting.
-_MOST_BYTES: Final = 4 << 30
+# How long a file's bytes may take to come: one of a slow disk keeps the other folders waiting, and
+# one that is all gap costs who made it nothing.
 _DIGEST_S: Final = 180.0
 _STEP: Final = 1 << 20
+_ARRIVING: Final = "looked"  # what names copies on their way to be kept
 
 _boxes = Boxes()  # begun with the first file, and over with this process
 
@@ -86,18 +88,20 @@ def look_through(
     folder: Folder,
     library_path: Path,
     before: Memory,
+    keep: bool = False,
     give: Callable[[FilesRead | FilesGone], object] = ask,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Looked:
     """Look through a folder once, and ``give`` what changed. Raises LibraryError, and what it does.
 
-    ``before``: of the last look; none: the daemon has started since.
+    ``before``: of the last look; none: the daemon has started since. ``keep``: the files, too.
     """
     started = time.monotonic()
+    clear(library_path, _ARRIVING)
     tree = look(folder.path)
     with Library.open(library_path, read_only=True) as library:
         notes = library.notes.of(folder.name)
-    found = changes(notes, tree, before, now_ns(), ocr=engines.installed())
+    found = changes(notes, tree, before, now_ns(), ocr=engines.installed(), keep=keep)
     if tree.missing:
         trouble = (
             f"{tree.missing}; nothing that was read from it is removed meanwhile: mount its disk, "
@@ -106,7 +110,8 @@ def look_through(
         memory = Memory(retries=before.retries)
         return Looked(memory, trouble=trouble, seconds=time.monotonic() - started)
     seconds = time.monotonic() - started
-    reading = _Reading(folder, tree, notes, before.retries, now_ns)
+    keeping = library_path if keep else None
+    reading = _Reading(folder, tree, notes, before.retries, now_ns, keeping)
     for batch in _batches(reading.parts(found.read)):
         give(FilesRead(folder.name, tuple(batch)))
     trouble, memory = _give_gone(folder, library_path, tree, found, (len(notes), before), give)
@@ -165,6 +170,7 @@ class _UnderWay:
     passing: bool = False  # one of the causes is: it is tried again
     waiting: list[Waiting] = field(default_factory=list)
     size: int = 0
+    is_document: bool = False  # it has been read as the document of its name, now or before
 
     @property
     def large(self) -> bool:
@@ -172,12 +178,12 @@ class _UnderWay:
         items = len(self.documents) + len(self.pairs)
         return self.size >= _BATCH_BYTES or items >= _BATCH_ITEMS
 
-    def part(self, note: FileNote | None = None) -> FilePart:
-        """What was read; ``note``: with the last part."""
+    def part(self, note: FileNote | None = None, original: Staged | None = None) -> FilePart:
+        """What was read; with the last part ``note``, and ``original`` where it is to be kept."""
         told = (tuple(self.documents), tuple(self.pairs), self.first, tuple(self.waiting))
         self.documents, self.pairs, self.waiting = [], [], []
         self.size, self.first = 0, False
-        return FilePart(self.name, note, *told)
+        return FilePart(self.name, note, *told, original)
 
 
 _END: Final = FileProblem("", "")  # behind each file: boxes tell problems as they were given
@@ -193,12 +199,14 @@ class _Reading:
         notes: dict[str, FileNote],
         retries: Mapping[str, Retry],
         now_ns: Callable[[], int],
+        keeping: Path | None = None,
     ) -> None:
-        """``retries``: of the look before."""
+        """``retries``: of the look before. ``keeping``: the library beside which files are kept."""
         self.failed: list[NotRead] = []
         self.changing: dict[str, Stamp] = {}
         self.retries = dict(retries)  # for the next look
         self._now_ns = now_ns
+        self._keeping = keeping
         self._folder = folder
         self._tree = tree
         self._notes = notes
@@ -242,7 +250,9 @@ class _Reading:
             before = self._notes.get(name)
             # What it was is what it is: only its note changes.
             same = before is not None and before.digest == digest and not before.refused
-            self._begun.append(_UnderWay(name, FileNote(stamp, digest), first=not same))
+            one = _UnderWay(name, FileNote(stamp, digest), first=not same)
+            one.is_document = same and before is not None and before.lacks_original
+            self._begun.append(one)
             if not same:
                 yield Found(folder / name, name, below=folder)
             yield _END
@@ -269,6 +279,7 @@ class _Reading:
         else:
             file.documents.append(document)
             file.size += len(item.text)
+            file.is_document = file.is_document or item.id == file.name
 
     def _ended(self, file: _UnderWay) -> Iterator[FilePart]:
         """The last part of a file, if it did not change while it was read."""
@@ -279,6 +290,14 @@ class _Reading:
         if stamp != file.note.stamp:
             self.changing[file.name] = stamp
             return
+        try:
+            original = self._staged(file)
+        except _Changed:
+            self.changing[file.name] = stamp
+            return
+        except OSError as error:
+            self.failed.append(NotRead(file.name, f"not kept: {cause_for_daemon(error)}"))
+            original = None
         refused = file.causes[0][:_CAUSE] if file.causes else ""
         if len(file.causes) > 1:
             refused += f" (and {len(file.causes) - 1} more)"
@@ -287,12 +306,33 @@ class _Reading:
             retry = retry_of(self.retries.get(file.name), stamp, self._now_ns())
         if retry is None:
             self.retries.pop(file.name, None)
-            yield file.part(replace(file.note, refused=refused))
+            yield file.part(replace(file.note, refused=refused), original)
             return
         self.retries[file.name] = retry
         at = datetime.fromtimestamp(retry.not_before_ns / 1e9, UTC)
         refused += f" (try {retry.tries}; another one from {at:%Y-%m-%d %H:%M} UTC on)"
-        yield file.part(replace(file.note, stamp=UNFINISHED, refused=refused))
+        yield file.part(replace(file.note, stamp=UNFINISHED, refused=refused), original)
+
+    def _staged(self, file: _UnderWay) -> Staged | None:
+        """A copy of the file, if it is one to be kept. Raises OSError, and _Changed."""
+        if not self._keeping or not file.is_document or not is_document(Path(file.name)):
+            return None
+        arriving = Arriving(self._keeping, _ARRIVING)
+        try:
+            with os.fdopen(open_below(self._folder.path, file.name), "rb") as content:
+                left = file.note.stamp.size
+                while left > 0 and (piece := content.read(min(left, _STEP))):
+                    arriving.write(piece)
+                    left -= len(piece)
+            original = arriving.end()
+        except BaseException:
+            arriving.drop()
+            raise
+        if original.digest != file.note.digest:  # of what was read
+            arriving.drop()
+            raise _Changed
+        key = (self._folder.name, os.fsencode(file.name))
+        return Staged(f"{self._folder.name}/{file.name}", arriving.path, original, key)
 
 
 def _source(problem: FileProblem) -> str:
@@ -304,6 +344,10 @@ def _cause(problem: FileProblem, path: Path) -> str:
     """In a line, without the file's own name, which stands beside it."""
     inner = "" if problem.path == str(path) else Path(problem.path).name
     return str(replace(problem, path=inner)).lstrip(":, ")
+
+
+class _Changed(Exception):
+    """A file is no longer what was read: the next look reads it."""
 
 
 class _NotDigested(Exception):
@@ -322,8 +366,8 @@ def _seen(folder: Path, name: str) -> tuple[Stamp, bytes]:
     digest, until = hashlib.sha256(), time.monotonic() + _DIGEST_S
     with os.fdopen(open_below(folder, name), "rb") as file:
         left = os.fstat(file.fileno()).st_size
-        if left > _MOST_BYTES:
-            raise _NotDigested(f"larger than {_MOST_BYTES >> 30} GiB: cut it into several files")
+        if left > MOST_BYTES:
+            raise _NotDigested(f"larger than {MOST_BYTES >> 30} GiB: cut it into several files")
         while left > 0 and (piece := file.read(min(left, _STEP))):
             digest.update(piece)
             left -= len(piece)

@@ -7,6 +7,7 @@ job loads the model version it works on, so no job depends on the one before.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -23,6 +24,7 @@ from crypto.quantize import LOSS_BOUND
 from daemon.answering.embedding import features_of
 from daemon.answering.extractive import sentences_of
 from daemon.evaluation.rankings import held_out
+from daemon.jobs import originals
 from daemon.learning.options import (
     EmbeddingProgress,
     EpochProgress,
@@ -41,6 +43,7 @@ from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
+from daemon.personal.depth import corpus_score
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
 from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
@@ -52,10 +55,8 @@ if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
 
 
-_AT_ONCE = 64  # texts embedded between two progress reports, and stored in one transaction
 _PASSAGES_AT_ONCE = 8  # whose sentences are encoded together
 _MARKING_S = 2.0  # of near-duplicates behind a change; what is left then is done when all is quiet
-_ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
 
@@ -93,6 +94,7 @@ def ingest(
         )
         library.put_pairs(pairs)
         library.near.mark(_MARKING_S)
+    originals.collect(library_path)
     return counts
 
 
@@ -103,6 +105,7 @@ def put_files(
     with Library.open(library_path) as library:
         counts = library.put_files(read, splitter=_splitter(spec, passage_tokens))
         library.near.mark(_MARKING_S)
+    originals.keep(library_path, [part.original for part in read.parts if part.original])
     return counts
 
 
@@ -122,22 +125,25 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
         library.near.mark(_MARKING_S)  # before the log is emptied
+        originals.collect(library_path)
         if ids:  # also of documents that went before, when their log could not be emptied
             library.empty_log()
     return removed
 
 
-def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
-    """Encode the passages that have no cached features yet; how many texts that were.
+def embed_passages(
+    spec: RetrieverSpec, library_path: Path, seconds: float = math.inf
+) -> EmbeddingProgress:
+    """Encode passages that have no cached features yet, for so long: how many of how many.
 
     Reports `EmbeddingProgress`. What is done stays done when the job is cut short.
     Does nothing for a retriever that has no use for frozen features.
     """
     retriever = retriever_for(spec)
     if not retriever.uses_features:
-        return 0
+        return EmbeddingProgress(0, 0)
     with Library.open(library_path) as library:
-        return training_data.embed_missing(library, retriever)
+        return training_data.embed_missing(library, retriever.encoder, seconds)
 
 
 def embed_frozen(
@@ -153,22 +159,9 @@ def embed_frozen(
     `EmbeddingProgress`, and what is done stays done. Raises EvaluationError when there
     are no pairs of ``split`` to judge by, and then nothing is encoded.
     """
-    until = time.monotonic() + seconds
-    encoder = retriever_for(spec).encoder
-    done = 0
     with Library.open(library_path) as library:
         held_out(library, split)
-        missing = library.missing_features(encoder.digest, _ALL)
-        missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
-        while done < len(missing):
-            some = missing[done : done + _AT_ONCE]
-            vectors = encoder.encode([text for _, text in some], side=encoder.reading.passage)
-            library.put_features(encoder.digest, [rowid for rowid, _ in some], vectors)
-            done += len(some)
-            report(EmbeddingProgress(done, len(missing)))
-            if time.monotonic() >= until:
-                break
-    return EmbeddingProgress(done, len(missing))
+        return training_data.embed_missing(library, retriever_for(spec).encoder, seconds)
 
 
 def work_ahead(
@@ -329,10 +322,8 @@ def train(
 
 def complexity(library_path: Path) -> float:
     """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
-    from daemon.personal.tiered_head import score
-
     with Library.open(library_path) as library:
-        return score(library)
+        return corpus_score(library)
 
 
 def _check_combination(spec: RetrieverSpec, options: TrainingOptions) -> None:

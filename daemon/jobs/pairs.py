@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.pairs.made import Made
+    from daemon.pairs.made import How, Made
     from daemon.pairs.replies import Remembered
     from daemon.pairs.writing import Writer
 
@@ -41,7 +41,7 @@ class PairPlan:
     trip. ``model``: a folder with a causal model, or ``http://127.0.0.1:PORT/v1#NAME``.
     """
 
-    how: Literal["inverse-cloze", "title", "keywords", "llm"] = "inverse-cloze"
+    how: How = "inverse-cloze"
     a_passage: int = 1
     seed: int = 0
     domain: str = "general"

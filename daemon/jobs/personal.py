@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.learning.options import Personalised, TrainingError, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import FitRequest
 from daemon.personal.layers import layer_of
@@ -28,14 +28,12 @@ def personalise(
     versions: Path,
     model_digest: bytes,
     options: TrainingOptions,
-    how: Disclosure,
-    local_only_rounds: int,
+    how: AskingTerms,
 ) -> Personalised:
     """Fit what `RetrieverSpec.personal` says for a model version, and keep it.
 
-    ``local_only_rounds``: that what is learned alone is trained for. A layer that asks other
-    sites asks the daemon (`Worker.run_asking`). Reports `EpochProgress`. Raises
-    TrainingError when this site cannot train, VersionError when it lacks the version;
+    A layer that asks other sites asks the daemon (`Worker.run_asking`). Reports `EpochProgress`.
+    Raises TrainingError when this site cannot train, VersionError when it lacks the version;
     nothing is written then.
     """
     started = time.monotonic()
@@ -43,9 +41,7 @@ def personalise(
     store = store_of(spec, retriever)
     shared = load_version(retriever, versions, model_digest)
     fitted = layer_of(spec).fit(
-        FitRequest(
-            spec, retriever, shared, library_path, model_digest, options, how, local_only_rounds
-        )
+        FitRequest(spec, retriever, shared, library_path, model_digest, options, how)
     )
     _check_finite(fitted.state)
     # In this order: a mixture without its half would be found finished after a crash, and

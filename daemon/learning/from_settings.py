@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.settings import LearningSettings, TrainingSettings
 from daemon.learning.options import TrainingOptions
-from daemon.learning.plan import fill
+from daemon.learning.plan_fields import fill
 from proto import federation_pb2 as pb
 
 

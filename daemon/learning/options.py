@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from config.recipes import DepthOptions, LocalAxes, ServerOptions, TrainingAxes
-from daemon.learning.plan import options_in
+from daemon.learning.plan_fields import options_in
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
 

@@ -1,10 +1,10 @@
 """Readers in boxes: each file is read by a process of its own, which can do little else.
 
 Files come from anywhere, and what parses them is large and partly written in C. So the
-process that reads one has bounded memory and time, writes no file, reads no other and reaches
-no network where the kernel lets us say so (`daemon.process.confinement`), and is over when its
-file is. What it tells is taken as a stranger's word: never unpickled, bounded, and under no
-other file's name.
+process that reads one, or draws a page of it, has bounded memory and time, writes no file, reads
+no other and reaches no network where the kernel lets us say so (`daemon.process.confinement`),
+and is over when its file is. What it tells is taken as a stranger's word: never unpickled,
+bounded, and under no other file's name.
 
 What goes wrong may be the file's fault, or pass: time that was short, a process that was killed,
 a machine that refuses something (`FileProblem.passing`).
@@ -35,11 +35,19 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.library.files import Found, read_file, reader_of
+from daemon.library.files import Found, read_file, reader_of, source_of
 from daemon.library.readers import documents
 from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import STEP, Source, TooSlow, cause_of, is_passing
+from daemon.library.readers.reader import (
+    STEP,
+    NoSuchPage,
+    Refused,
+    Source,
+    TooSlow,
+    cause_of,
+    is_passing,
+)
 from daemon.process.confinement import INSTALLED, ConfinementError, confine, end_with_parent
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
@@ -59,8 +67,11 @@ _TOLD: Final[dict[bytes, TypeAdapter[Any]]] = {
     b"F": TypeAdapter(FileProblem),
     b"B": TypeAdapter(int),  # bytes read
     b"A": TypeAdapter(str),  # the name of what is attached; its content is the next message
+    b"N": TypeAdapter(int),  # of pages, where the one to be drawn is not there
 }
 _OVER: Final = b"O"
+_IMAGE: Final = b"I"  # and its bytes
+_PNG: Final = b"\x89PNG\r\n\x1a\n"  # how one begins (PNG, 5.2)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,10 @@ class Limits:
     depth: int = 3  # files in files in files
     records: int = 1_000_000  # documents and pairs, with those of files in it
     text_bytes: int = 1 << 30  # of these; a packed file can hold 200 times its size
+
+
+class NotDrawn(Exception):
+    """A page can't be drawn; the message is the cause and the remedy."""
 
 
 class _Allowance:
@@ -174,6 +189,28 @@ class Boxes:
                 if not isinstance(one, FileProblem):
                     one.told.close()  # its reader finds nobody who listens, and ends
 
+    def page(self, file: Found, number: int, dpi: int) -> bytes:
+        """A page of a file, from 1, as a PNG; ``file.name`` says of which kind the file is.
+
+        Raises NotDrawn, and NoSuchPage.
+        """
+        one = self._begin(file, (number, dpi))
+        try:
+            with one.told:
+                kind, content = self._message(one, _Allowance(self._limits))
+            if kind == _IMAGE and content.startswith(_PNG):
+                return content
+            told = _TOLD[kind].validate_json(content)
+        except (_Ended, _Lost) as ended:
+            raise NotDrawn(str(ended)) from None
+        except (KeyError, ValidationError):
+            told = None
+        if isinstance(told, int):
+            raise NoSuchPage(told)
+        if isinstance(told, FileProblem) and _makes_sense(told):
+            raise NotDrawn(told.cause)
+        raise NotDrawn("what draws it told what makes no sense: the file is hostile")
+
     def _whole(self, one: _Begun, watch: Callable[[int], None]) -> Iterator[Item]:
         """A file; ``watch`` hears of all its bytes, also of those that were refused unread."""
         size, read = one.file.size, 0
@@ -192,9 +229,10 @@ class Boxes:
             yield from self._told(self._begin(one.file), count, where, 1, allowance)
         watch(size - read)
 
-    def _begin(self, file: Found) -> _Begun:
+    def _begin(self, file: Found, drawn: tuple[int, int] | None = None) -> _Begun:
+        """``drawn``: not read, but this page of it drawn, at so many pixels an inch."""
         below = str(file.below) if file.below is not None else ""
-        request = [str(file.path), file.name, below, asdict(self._limits)]
+        request = [str(file.path), file.name, below, asdict(self._limits), drawn]
         if self._forks is not None:
             try:
                 return _Begun(file, self._forks.begin(request), self._forks)
@@ -237,8 +275,7 @@ class Boxes:
                     elif isinstance(item, Document) and its_id is not None:
                         documents_told += 1
                         if documents_told == 1:
-                            source = str(Path(where).absolute()).encode(errors="replace")
-                            yield replace(item, id=its_id, source=source.decode())
+                            yield replace(item, id=its_id, source=source_of(Path(where)))
                     else:
                         yield item
         except _Lost as lost:
@@ -423,7 +460,7 @@ def main() -> None:
 
 def _fork(requests: socket.socket, request: bytes, told: Connection) -> None:
     """Have a request's file read. Where that can't be begun, others are read all the same."""
-    path, name, below, limits = json.loads(request)
+    path, name, below, limits, drawn = json.loads(request)
     file = Found(Path(path), name, Path(below) if below else None)
     try:
         # What it asks for first is its libraries, which its children have then. Nothing of a
@@ -440,7 +477,10 @@ def _fork(requests: socket.socket, request: bytes, told: Connection) -> None:
     if child == 0:
         requests.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _read(file, Limits(**limits), told)
+        if drawn:
+            _draw(file, (drawn[0], drawn[1]), Limits(**limits), told)
+        else:
+            _read(file, Limits(**limits), told)
         os._exit(0)
 
 
@@ -487,6 +527,31 @@ def _read(file: Found, limits: Limits, told: Connection) -> None:
         _pause()
         _tell(told, b"F", _problem_of(error, limits))
     told.send_bytes(_OVER)
+
+
+def _draw(file: Found, page: tuple[int, int], limits: Limits, told: Connection) -> None:
+    """Draw a page of a file, by its number and pixels an inch, and tell its image."""
+    reader = reader_of(Path(file.name))
+    if reader is None or reader.page is None:
+        cause = "not a kind of file that has pages to be drawn"
+        _tell(told, b"F", FileProblem("", cause))
+        return
+    try:
+        signal.signal(signal.SIGALRM, _too_slow)
+        signal.setitimer(signal.ITIMER_REAL, limits.pause_s, _GRACE_S / 2)
+        confine(file.path, memory_bytes=limits.memory_bytes, cpu_s=limits.file_s)
+        image = reader.page(file.path, *page)
+        _pause()
+        told.send_bytes(_IMAGE + image)
+    except NoSuchPage as error:
+        _tell(told, b"N", error.pages)
+    except (Refused, OSError) as error:
+        cause = str(error) if isinstance(error, Refused) else cause_of(error)
+        with suppress(BrokenPipeError):  # nobody listens any more
+            _tell(told, b"F", FileProblem("", _sayable(cause)))
+    except (TooSlow, Exception) as error:
+        _pause()
+        _tell(told, b"F", _problem_of(error, limits))
 
 
 def _problem_of(error: BaseException, limits: Limits) -> FileProblem:

@@ -57,12 +57,16 @@ class Passage:
 
 @dataclass(frozen=True)
 class IngestCounts:
-    """What an ingest did to the documents; ``refused``: a line for each, with what to do."""
+    """What an ingest did to the documents; ``refused``: a line for each, with what to do.
+
+    ``elsewhere``: their ids, which are here from other files.
+    """
 
     new: int = 0
     changed: int = 0
     unchanged: int = 0
     refused: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

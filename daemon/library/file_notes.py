@@ -13,8 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.library.catalogue.originals import Staged
 from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.schema import explained
+
+# The last says whether its own document is here without its bytes, and none of those that it
+# became was taken out.
+_NOTES = (
+    "SELECT f.path, size, mtime_ns, inode, digest, refused,"
+    " EXISTS (SELECT 1 FROM waiting w WHERE w.collection = f.collection AND w.path = f.path),"
+    " refused = '' AND EXISTS (SELECT 1 FROM document d"
+    " WHERE d.id = f.collection || '/' || CAST(f.path AS TEXT)"
+    " AND NOT EXISTS (SELECT 1 FROM original o WHERE o.document_id = d.id))"
+    " AND NOT EXISTS (SELECT 1 FROM file_document x"
+    " WHERE x.collection = f.collection AND x.path = f.path"
+    " AND NOT EXISTS (SELECT 1 FROM document d WHERE d.id = x.document_id))"
+    " FROM file f WHERE f.collection = ?"
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +50,15 @@ class FileNote:
     """A file as it was read; ``refused``: why it, or some of it, was not.
 
     ``waits``: some of its pages do, for OCR: read again when there is an engine. Told by the
-    library alone, which has it of what waits.
+    library alone, which has it of what waits. So is ``lacks_original``: it was read as
+    a whole, all of it is here, and the file itself is not kept.
     """
 
     stamp: Stamp
     digest: bytes  # SHA-256 of its content
     refused: str = ""
     waits: bool = False
+    lacks_original: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class FilePart:
     pairs: tuple[Pair, ...] = ()
     first: bool = True
     waiting: tuple[Waiting, ...] = ()
+    original: Staged | None = None  # with the last part: the file itself, where it is to be kept
 
 
 @dataclass(frozen=True)
@@ -89,17 +107,12 @@ class FileNotes:
     def of(self, collection: str) -> dict[str, FileNote]:
         """By path below the folder."""
         with explained(self._path):
-            rows = self._db.execute(
-                "SELECT f.path, size, mtime_ns, inode, digest, refused, EXISTS (SELECT 1 FROM"
-                " waiting w WHERE w.collection = f.collection AND w.path = f.path)"
-                " FROM file f WHERE f.collection = ?",
-                (collection,),
-            )
+            rows = self._db.execute(_NOTES, (collection,))
             return {
                 os.fsdecode(path): FileNote(
-                    Stamp(size, mtime_ns, inode), digest, refused, bool(waits)
+                    Stamp(size, mtime_ns, inode), digest, refused, bool(waits), bool(lacks)
                 )
-                for path, size, mtime_ns, inode, digest, refused, waits in rows
+                for path, size, mtime_ns, inode, digest, refused, waits, lacks in rows
             }
 
     def refused(self, collection: str, limit: int) -> tuple[int, list[tuple[str, str]]]:

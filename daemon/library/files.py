@@ -47,6 +47,12 @@ def _pdf(source: Source) -> Iterator[Read]:
     return read_pdf(source)
 
 
+def _pdf_page(path: Path, number: int, dpi: int) -> bytes:
+    from daemon.library.readers.pdf.pages import page_image
+
+    return page_image(path, number, dpi)
+
+
 def _plain(source: Source) -> Iterator[Read]:
     from daemon.library.readers.text import read_plain
 
@@ -80,9 +86,9 @@ def _xlsx(source: Source) -> Iterator[Read]:
 READERS = {
     ".txt": Reader(blocks=_plain),
     ".md": Reader(blocks=_markdown),
-    ".html": Reader(blocks=_html),
-    ".htm": Reader(blocks=_html),
-    ".pdf": Reader(blocks=_pdf),
+    ".html": Reader(blocks=_html, inert=".txt"),
+    ".htm": Reader(blocks=_html, inert=".txt"),
+    ".pdf": Reader(blocks=_pdf, page=_pdf_page),
     ".docx": Reader(blocks=_docx),
     ".pptx": Reader(blocks=_pptx),
     ".xlsx": Reader(blocks=_xlsx),
@@ -179,10 +185,28 @@ def _found_in(
             yield Found(entry, entry.relative_to(root).as_posix())
 
 
+def source_of(path: Path) -> str:
+    """What a document says of the file that it was."""
+    return str(path.absolute()).encode(errors="replace").decode()
+
+
 def reader_of(path: Path) -> Reader | None:
     """Who reads a file of this name; None: nobody."""
     name = path.name.lower()
     return next((reader for end, reader in READERS.items() if name.endswith(end)), None)
+
+
+def is_document(path: Path) -> bool:
+    """Whether a file of this name is one document, under its name."""
+    reader = reader_of(path)
+    return reader is not None and reader.named_by_file
+
+
+def ending_of(document_id: str) -> str:
+    """How the file of a document is called at its end where it is given out; "": as people like."""
+    name = document_id.lower()
+    found = [end + reader.inert for end, reader in READERS.items() if name.endswith(end)]
+    return found[0] if found else ""
 
 
 def read_file(

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.library.file_notes import FileNote, Stamp
-from daemon.library.files import SUFFIXES
+from daemon.library.files import SUFFIXES, is_document
 
 _SETTLED_NS = 2_000_000_000
 _FEW = 10  # files, which people do remove at once
@@ -150,16 +150,17 @@ def changes(
     now_ns: int,
     *,
     ocr: bool = False,
+    keep: bool = False,
 ) -> Changes:
     """What is to be read, what waits, and what is gone; of a missing folder nothing.
 
-    ``ocr``: an engine is installed, for what waits for one.
+    ``ocr``: an engine is installed, for what waits for one. ``keep``: files are to be kept.
     """
     read: list[str] = []
     waiting: dict[str, Stamp] = {}
     for name, stamp in tree.files.items():
         note = notes.get(name)
-        if note is not None and note.stamp == stamp and not (note.waits and ocr):
+        if note is not None and note.stamp == stamp and not _again(name, note, ocr, keep):
             continue
         retry = before.retries.get(name)
         if retry is not None and retry.stamp == stamp and now_ns < retry.not_before_ns:
@@ -172,6 +173,11 @@ def changes(
     if not tree.missing:
         gone = [n for n in notes if n not in tree.files and not n.startswith(tree.unseen)]
     return Changes(tuple(sorted(read)), waiting, tuple(sorted(gone)))
+
+
+def _again(name: str, note: FileNote, ocr: bool, keep: bool) -> bool:
+    """Whether a file that is as it was read is of use once more."""
+    return (note.waits and ocr) or (note.lacks_original and keep and is_document(Path(name)))
 
 
 def _settled(stamp: Stamp, before: Stamp | None, now_ns: int) -> bool:

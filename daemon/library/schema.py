@@ -48,6 +48,7 @@ CREATE TABLE file_document (
 ) WITHOUT ROWID;
 CREATE INDEX file_document_id ON file_document(document_id);
 """
+_PAIRS_OF = "CREATE INDEX pair_positive_document ON pair_positive(document_id);\n"
 _WAITING = """
 CREATE TABLE waiting (                 -- documents with pages that only OCR can read
   document_id TEXT PRIMARY KEY,        -- which need not be here: a scan may have no other page
@@ -57,6 +58,14 @@ CREATE TABLE waiting (                 -- documents with pages that only OCR can
   FOREIGN KEY (collection, path) REFERENCES file(collection, path) ON DELETE CASCADE
 ) WITHOUT ROWID;
 CREATE INDEX waiting_file ON waiting(collection, path);
+"""
+_ORIGINALS = """
+CREATE TABLE original (                -- of documents each of which is a file, where that is kept
+  document_id TEXT PRIMARY KEY REFERENCES document(id) ON DELETE CASCADE,
+  digest BLOB NOT NULL,                -- SHA-256 of its bytes, by which they lie in a folder
+  size INTEGER NOT NULL                -- bytes
+) WITHOUT ROWID;
+CREATE INDEX original_digest ON original(digest);
 """
 _CATALOGUE = """
 CREATE TABLE facet (                   -- what documents are found by, beside their passages
@@ -117,7 +126,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}{_NEAR_DUPLICATES}CREATE TABLE feature (
+{_WORDS}{_FILES}{_CATALOGUE}{_WAITING}{_ORIGINALS}{_NEAR_DUPLICATES}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -130,7 +139,7 @@ CREATE TABLE pair_positive (
   position INTEGER NOT NULL, document_id TEXT NOT NULL,
   PRIMARY KEY (pair, position)
 ) WITHOUT ROWID;
-CREATE TABLE query_feature (
+{_PAIRS_OF}CREATE TABLE query_feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -173,7 +182,7 @@ _NOTE_ALL = "INSERT INTO near_duplicate(passage) SELECT rowid FROM passage;"
 _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
-    3: f"{_READ_AGAIN} {_WAITING} {_NEAR_DUPLICATES} {_NOTE_ALL}",
+    3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS} {_NEAR_DUPLICATES} {_NOTE_ALL}",
 }
 
 

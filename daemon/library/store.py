@@ -32,6 +32,7 @@ from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.catalogue.catalogue import Catalogue
 from daemon.library.catalogue.filters import Filters, fitting
 from daemon.library.catalogue.near_duplicates import NearDuplicates
+from daemon.library.catalogue.originals import OriginalFile, Originals
 from daemon.library.catalogue.question_pairs import QuestionPairs
 from daemon.library.catalogue.waiting import StoredWaiting, WaitingPages
 from daemon.library.contents import (
@@ -78,6 +79,7 @@ class Library:
         self._catalogue = Catalogue(connection)
         self._pairs = QuestionPairs(connection)
         self._waiting = WaitingPages(connection)
+        self._originals = Originals(connection, path)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -121,17 +123,17 @@ class Library:
         ``waiting`` is told behind its documents.
         """
         tally = {"new": 0, "changed": 0, "unchanged": 0}
-        refused: list[str] = []
+        refused: dict[str, str] = {}
         with self._transaction():
             dropped: set[bytes] = set()
             for document in documents:
                 try:
                     tally[self._put_document(document, splitter, dropped, replace)] += 1
                 except _FromElsewhere as error:
-                    refused.append(str(error))
+                    refused[document.id] = str(error)
             self._waiting.put(waiting)
             self._drop_features(dropped)
-        return IngestCounts(**tally, refused=tuple(refused))
+        return IngestCounts(**tally, refused=tuple(refused.values()), elsewhere=tuple(refused))
 
     def _put_document(
         self, document: Document, splitter: Splitter, dropped: set[bytes], replace: bool
@@ -246,6 +248,7 @@ class Library:
         for document_id in removed:
             dropped |= self._remove(document_id)
         self._drop_features(dropped)
+        self._originals.drop_containing(removed)
         pairs, queries = self._pairs.drop_of(removed)
         self._db.executemany(
             "DELETE FROM query_feature WHERE content = ?",
@@ -297,6 +300,11 @@ class Library:
         """As `WaitingPages.known`."""
         with explained(self._path):
             return self._waiting.known(ids)
+
+    def original(self, document_id: str) -> OriginalFile | None:
+        """As `Originals.of`."""
+        with explained(self._path):
+            return self._originals.of(document_id)
 
     def fitting(self, filters: Filters) -> list[int] | None:
         """Labels of the passages of documents that fit, ascending; None: all do.
@@ -414,21 +422,9 @@ class Library:
         return {row[0] for row in self._rows(query, (json.dumps(list(ids)),))}
 
     def similar(self, wrong_id: str) -> str:
-        """The id of a document that is here and that a wrong id may mean; empty: none.
-
-        People leave out the ending or the folder of a file, or name the folder above it.
-        """
-        endings = ("", *FILE_ENDINGS)
-        names = [name + end for name in (wrong_id, wrong_id.rpartition("/")[2]) for end in endings]
-        for name in names:
-            rows = self._rows(
-                "SELECT id FROM document WHERE id = ?1"
-                " OR substr(id, -length(?2)) = ?2 ORDER BY id LIMIT 1",
-                (name, f"/{name}"),
-            )
-            if rows:
-                return str(rows[0][0])
-        return ""
+        """As `Catalogue.similar`."""
+        with explained(self._path):
+            return self._catalogue.similar(wrong_id, FILE_ENDINGS)
 
     # ---- features ----------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """DATE's depth controller: which tier a site's personal layer has, and when that changes.
 
-Pure: numbers in, decisions out; one function a formula, with its number in pFedRAG
-(sections 4.1 and 4.2, appendix B.1). Time is counted in rounds that the site
+Numbers in, decisions out (a score reads the texts first); one function a formula, with its
+number in pFedRAG (sections 4.1 and 4.2, appendix B.1). Time is counted in rounds that the site
 trained in. Where a formula is not defined, its function says what is done.
 """
 
@@ -13,11 +13,14 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, pairwise
-from typing import Any
+from itertools import groupby, islice, pairwise
+from typing import TYPE_CHECKING, Any
 
 from config.recipes import DepthOptions
 from daemon.learning.options import DepthReport
+
+if TYPE_CHECKING:
+    from daemon.library.store import Library
 
 TIERS = ("base", "advanced", "extended")
 
@@ -66,6 +69,14 @@ def complexity_score(measured: CorpusStatistics) -> float:
         + _WORDS_WEIGHT * words
         + _PERPLEXITY_WEIGHT * measured.perplexity
     )
+
+
+def corpus_score(library: Library) -> float:
+    """S_i of a site's documents that may be learned from: all that other sites need of them."""
+    passages = library.passages(split="train")
+    of_document = groupby(passages, key=lambda passage: passage.document_id)
+    texts = [" ".join(passage.text for passage in group) for _, group in of_document]
+    return complexity_score(measure(texts))
 
 
 def normalised_score(score: float, low: float, high: float) -> float:

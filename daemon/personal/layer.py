@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from config.recipes import PERSONAL
 from crypto.arrays import Float32
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.store import PersonalState, PersonalStore
 
@@ -55,7 +55,7 @@ class FitRequest:
     """What to fit to a site's pairs, and how: for the committed version ``model_digest``.
 
     ``retriever`` has that version loaded, whose vector [D] is ``shared``. ``disclosure``:
-    what other sites may be asked; ``local_only_rounds``: that what is learned alone is trained for.
+    what other sites may be asked.
     """
 
     spec: RetrieverSpec
@@ -64,8 +64,7 @@ class FitRequest:
     library_path: Path
     model_digest: bytes
     options: TrainingOptions
-    disclosure: Disclosure
-    local_only_rounds: int
+    disclosure: AskingTerms
 
 
 @dataclass(frozen=True)

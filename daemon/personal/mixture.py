@@ -76,7 +76,7 @@ class Mixture(Layer):
                 retriever,
                 request.spec,
                 request.options,
-                request.local_only_rounds,
+                request.spec.alone.local_only_rounds,
                 request.model_digest,
             )
             validation = validation_pairs(library, retriever)

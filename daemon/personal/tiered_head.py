@@ -8,7 +8,6 @@ Source: pFedRAG, sections 4.1 and 4.2; the tiers are in `tiers`, the decisions i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,9 +22,8 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.personal.depth import (
     DepthState,
-    complexity_score,
+    corpus_score,
     initial_tier,
-    measure,
     normalised_score,
     observe,
 )
@@ -130,14 +128,6 @@ def _tiered(retriever: Retriever) -> TieredHeadRetriever:
     return retriever
 
 
-def score(library: Library) -> float:
-    """S_i of the site's documents that may be learned from (pFedRAG, Eq. 3)."""
-    passages = library.passages(split="train")
-    of_document = itertools.groupby(passages, key=lambda passage: passage.document_id)
-    texts = [" ".join(passage.text for passage in group) for _, group in of_document]
-    return complexity_score(measure(texts))
-
-
 def take_up(retriever: TieredHeadRetriever, state: PersonalState | None) -> bool:
     """Put a kept personal layer in place, or the base tier; whether one was kept."""
     if state is None or "tier" not in state.facts:
@@ -156,7 +146,7 @@ def assign(retriever: TieredHeadRetriever, library: Library, options: TrainingOp
     """The first tier of a site that has none yet: by its score among the sites' (Eq. 5)."""
     if options.depth.complexity_range is not None:
         low, high = options.depth.complexity_range
-        retriever.begin_tier(initial_tier(normalised_score(score(library), low, high)))
+        retriever.begin_tier(initial_tier(normalised_score(corpus_score(library), low, high)))
 
 
 def depth_state(state: PersonalState | None, tier: str) -> DepthState:

@@ -6,8 +6,8 @@
 
 A point stands at every boundary between two effects of the driver
 (daemon/rounds/driver.py) and between two steps of a write (daemon/state/versions.py,
-daemon/library/dense/folder.py, daemon/library/store.py): what a power cut can fall
-between. The names are ``<effect>:before`` and
+daemon/library/dense/folder.py, daemon/library/store.py, daemon/jobs/originals.py): what a
+power cut can fall between. The names are ``<effect>:before`` and
 ``<effect>:after``; `points` gives them all, and a name that is not there is
 refused at the start, so that no test passes because it misspelt one.
 
@@ -41,6 +41,7 @@ _WRITES = (
     *("version:write", "version:rename", "version:renamed", "version:synced"),
     *("index:write", "index:rename", "index:renamed"),
     *("files:write", "files:written", "privacy:booked"),
+    *("originals:named", "originals:kept", "originals:collect"),
 )
 
 

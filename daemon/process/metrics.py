@@ -1,4 +1,6 @@
-"""What is measured of a running daemon: one table, read by `fedctl status` and by exporters.
+"""What is measured of a running daemon, in one table, which `fedctl status` prints.
+
+Names and kinds are those that monitoring systems expect, for an exporter to read.
 
 To add a metric: a field of `StatusReply` in control.proto, filled where the daemon answers
 `Status`, and its line here. With a ``row`` it stands in `fedctl status`, too, and there rows
@@ -200,7 +202,7 @@ def rows(
     """What has a row, in words; ``written`` says how numbers of a unit are written."""
     shown: dict[str, list[str]] = {}
     for metric in METRICS:
-        if metric.row:
+        if metric.row and not (metric.unit == "ratio" and not metric.read(status)):  # not measured
             number = written[metric.unit](metric.read(status))
             shown.setdefault(metric.row, []).append(metric.phrase.format(number))
     yield from ((row, ", ".join(phrases)) for row, phrases in shown.items())

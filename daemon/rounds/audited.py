@@ -1,8 +1,8 @@
 """What of the traffic with peers goes into the audit log, and when.
 
 `AuditedInbox` stands between the transport and the driver for what comes in,
-`AuditedTransport` between the driver and the peers for what goes out; what a commit and a
-manifest are audited as, the driver says. An entry is on the disk before what it tells of happens.
+`AuditedTransport` between the driver and the peers for what goes out; the driver tells of
+accusations and of going back. An entry is on the disk before what it tells of happens.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -40,8 +40,8 @@ from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
-from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
+from daemon.services.indexes import StandIn, index_at, indexes_of, remove_others
 from daemon.services.library_changes import LibraryChanges
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
@@ -55,7 +55,7 @@ _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
 _QUIET_S = 60.0  # without anything to index, after which work is done ahead
 _READING_S = 2.0  # of that at a time: training waits no longer
-_SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
+_SLICE_S = 5.0  # of embedding at a time: training, ingests and removals wait no longer
 _RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks waits no longer
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (
@@ -85,14 +85,6 @@ class CollectionSettings:
     min_pairs: int
     tell_complexity: bool = False
     answering: AnsweringOptions = AS_USUAL
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """A version that answers until the passages are embedded by the encoder in use."""
-
-    spec: RetrieverSpec
-    model_digest: bytes
 
 
 @dataclass(frozen=True)
@@ -132,7 +124,7 @@ class Collection:
         self._spec = self._served_spec = spec
         self._stand_in = stand_in
         self.embedded = asyncio.Event()  # by the encoder in use, or it is the only one
-        if stand_in is None:
+        if stand_in is None or stand_in.spec == spec:
             self.embedded.set()
         self.versions = state.versions
         self._index_root = state.index
@@ -208,9 +200,6 @@ class Collection:
 
         Raises LearningError or LibraryError with the cause when that fails.
         """
-        await self._learning.run_reporting(
-            listener, learning_jobs.embed_passages, self._spec, self.library_path
-        )
         self.adopt(self._wanted_digest)
         self._watching.append(listener)
         try:
@@ -335,7 +324,7 @@ class Collection:
             self._dirty.clear()
             try:
                 path = await self._index_and_open(self._spec, self._wanted_digest)
-                await asyncio.to_thread(_remove_others, self._index_root, path)
+                await asyncio.to_thread(remove_others, self._index_root, path)
                 if self._spec.index.uri:
                     await self._learning.run(
                         learning_jobs.forget_elsewhere, self._spec, self._index_root
@@ -358,19 +347,23 @@ class Collection:
                 self._settled.set()
 
     async def _let_stand_in(self) -> None:
-        """Answer as before the encoder was changed, if that is what there is an index of."""
+        """Answer from an index of before, where the one that is wanted is to be made first."""
         one = self._stand_in
         if one is None:
             return
         path = await asyncio.to_thread(
-            _index_at, self._index_root, self.library_path, self._spec, self._wanted_digest
+            index_at, self._index_root, self.library_path, self._spec, self._wanted_digest
         )
         if await asyncio.to_thread(path.is_dir):
-            return  # embedded already
-        try:
-            await self._index_and_open(one.spec, one.model_digest)
-        except _FAILURES as error:
-            log.warning("questions wait for the new encoder's index", cause=str(error))
+            return
+        for before in await asyncio.to_thread(indexes_of, self._index_root, one):
+            try:
+                await self._open(one.spec, one.model_digest, before)
+            except _FAILURES as error:
+                log.warning("an index of before does not answer meanwhile", cause=str(error))
+            else:
+                log.info("an index of before answers", model=one.model_digest.hex()[:12])
+                return
 
     async def _until_wanted(self) -> None:
         """Wait for what is to be indexed; when nothing is for a while, work ahead."""
@@ -412,8 +405,12 @@ class Collection:
 
     async def _index_and_open(self, spec: RetrieverSpec, digest: bytes) -> Path:
         log.info("opening the index", model=digest.hex()[:12])
-        path = await asyncio.to_thread(_index_at, self._index_root, self.library_path, spec, digest)
+        path = await asyncio.to_thread(index_at, self._index_root, self.library_path, spec, digest)
         if not await self._opened(spec, digest, path) or self.index_engine != spec.index.engine:
+            await self._embed(
+                lambda done, whole: self._tell(EmbeddingProgress(done, whole)),
+                *(learning_jobs.embed_passages, spec, self.library_path),
+            )
             path = await self._learning.run_reporting(
                 self._tell,
                 learning_jobs.build_index,
@@ -426,6 +423,23 @@ class Collection:
             await self._open(spec, digest, path)
         log.info("new version answers", model=digest.hex()[:12])
         return path
+
+    async def _embed(
+        self, told: Callable[[int, int], None], job: Callable[..., Any], *arguments: Any
+    ) -> None:
+        """For some seconds at a time: rounds, ingests and removals come in between."""
+        whole, left = 0, 1
+
+        def heard(item: object) -> None:
+            nonlocal whole
+            if isinstance(item, EmbeddingProgress) and item.total:
+                whole = max(whole, item.total)  # that of the first time, unless documents come
+                told(whole - item.total + item.done, whole)
+
+        while left:
+            some = await self._learning.run_reporting(heard, job, *arguments, _SLICE_S)
+            heard(some)
+            left = some.total - some.done
 
     def _tell(self, step: object) -> None:
         for listener in self._watching:
@@ -507,7 +521,11 @@ class Collection:
         if self.last_error:
             raise NotIndexedYet(self.last_error)
         if self._spec.adapt != "head":  # its index is made without the encoder's own features
-            await self._embed_frozen(split, listener)
+            listener(EvaluationProgress("encoder"))
+            await self._embed(
+                lambda done, whole: listener(EvaluationProgress("encoder", done, whole)),
+                *(learning_jobs.embed_frozen, self._spec, self.library_path, split),
+            )
         if self._settings.answering.cross_encoder:
             await self._rank_anew(split, listener)
         listener(EvaluationProgress("questions"))
@@ -524,24 +542,6 @@ class Collection:
             listener(at)
             if at.done == at.total:
                 return
-
-    async def _embed_frozen(self, split: str, listener: Callable[[object], None]) -> None:
-        """For some seconds at a time: a round that begins meanwhile trains in between."""
-        whole, left = 0, 1
-        listener(EvaluationProgress("encoder"))
-
-        def told(item: object) -> None:
-            nonlocal whole
-            if isinstance(item, EmbeddingProgress) and item.total:
-                whole = max(whole, item.total)  # that of the first time, unless documents come
-                listener(EvaluationProgress("encoder", whole - item.total + item.done, whole))
-
-        while left:
-            some = await self._learning.run_reporting(
-                told, learning_jobs.embed_frozen, self._spec, self.library_path, split, _SLICE_S
-            )
-            told(some)
-            left = some.total - some.done
 
     async def until_served(self, digest: bytes) -> None:
         """Wait until questions are answered with that version; raises NotIndexedYet."""
@@ -580,18 +580,3 @@ class Collection:
                 ) from None
             await self._open(self._served_spec, self.served_digest, self.served_index)
             return await call()
-
-
-def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
-    from daemon.library.dense.folder import index_path
-
-    embedded = embedded_by(spec.personal, spec.personal_folder, digest)
-
-    with Library.open(library_path, read_only=True) as library:
-        return index_path(root, embedded, library.content_digest())
-
-
-def _remove_others(root: Path, keep: Path) -> None:
-    from daemon.library.dense.folder import remove_other_indexes
-
-    remove_other_indexes(root, {keep})

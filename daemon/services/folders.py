@@ -45,6 +45,7 @@ class Watching:
     folders: Mapping[str, Path]
     vanished: Literal["remove", "keep"]
     scan_s: float
+    keep_originals: bool = False
 
 
 @dataclass
@@ -80,6 +81,7 @@ class _Done:
     documents_changed: int = 0
     documents_unchanged: int = 0
     documents_removed: int = 0
+    originals: int = 0
     files: int = 0
 
 
@@ -99,6 +101,7 @@ class WatchedFolders:
         """``changed`` is awaited when documents or pairs have come or gone."""
         self.vanished = watching.vanished
         self.scan_s = watching.scan_s
+        self._keep_originals = watching.keep_originals
         named = sorted(watching.folders.items())
         self.states = [FolderState(Folder(name, path)) for name, path in named]
         self._collection = collection
@@ -151,6 +154,7 @@ class WatchedFolders:
                 state.folder,
                 self._collection.library_path,
                 state.looked.memory,
+                self._keep_originals,
             )
         except _FAILURES as error:
             state.trouble = f"the look broke off: {error}"
@@ -199,10 +203,11 @@ class _Look:
             self._found = time.monotonic()
 
     async def _store(self, item: FilesRead) -> None:
-        if any(part.documents or part.pairs for part in item.parts):
+        if any(part.documents or part.pairs or part.original for part in item.parts):
             await self._begin()
         counts = await self._collection.put_files(item)
         self._done.files += sum(part.note is not None for part in item.parts)
+        self._done.originals += sum(part.original is not None for part in item.parts)
         self._done.documents_new += counts.new
         self._done.documents_changed += counts.changed
         self._done.documents_unchanged += counts.unchanged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,20 +20,30 @@ class LibraryChanges:
     """
 
     def __init__(self) -> None:
-        self._asked = False  # by a person
+        self._asked: tuple[str, float] | None = None  # what a person asked for, and since when
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def asked_for(self) -> AsyncIterator[None]:
-        """A person's change. Raises ChangeUnderWay where there is one already."""
-        if self._asked:
-            raise ChangeUnderWay("an ingest or a removal is under way\nWait until it has ended")
-        self._asked = True
+    async def asked_for(self, what: str) -> AsyncIterator[None]:
+        """A person's change: an ingest, a removal. Raises ChangeUnderWay where there is one."""
+        if self._asked is not None:
+            raise ChangeUnderWay(
+                f"{self.under_way} is under way\nWait until it has ended: `fedctl status` shows it"
+            )
+        self._asked = what, time.monotonic()
         try:
             async with self._turn:
                 yield
         finally:
-            self._asked = False
+            self._asked = None
+
+    @property
+    def under_way(self) -> str:
+        """The change that a person has asked for, and its age; "": there is none."""
+        if self._asked is None:
+            return ""
+        what, since = self._asked
+        return f"{what} that began {time.monotonic() - since:.0f} s ago"
 
     @asynccontextmanager
     async def by_itself(self) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ from config.settings import Settings
 from daemon.jobs import personal
 from daemon.learning.from_settings import options_from
 from daemon.learning.options import LearningError, Personalised, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.layers import LAYERS, layer_of
@@ -58,8 +58,7 @@ class Personal:
     spec: RetrieverSpec
     shape_digest: bytes
     options: TrainingOptions
-    local_only_rounds: int
-    how: Disclosure
+    how: AskingTerms
     whom: AskOptions
 
     @classmethod
@@ -74,8 +73,7 @@ class Personal:
             spec=spec,
             shape_digest=shape_digest,
             options=replace(options, seed=int.from_bytes(seed[:8], "little")),
-            local_only_rounds=settings.learning.local_only_rounds,
-            how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
+            how=AskingTerms(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
             whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s, chosen.ask),
         )
 
@@ -212,7 +210,6 @@ class Personaliser:
             digest,
             options,
             chosen.how,
-            chosen.local_only_rounds,
         )
         learned = await self._giving_way(work)
         if collection.served_digest == digest:

@@ -72,6 +72,8 @@ Action = Literal[
     "ingest",
     "manifest",
     "negatives",
+    "original",
+    "page-image",
     "personalise",
     "plan",
     "pull",

@@ -49,7 +49,10 @@ class StateFolder:
 
     @property
     def library(self) -> Path:
-        """The database of documents, passages and pairs."""
+        """The database of documents, passages and pairs; files that are kept lie beside it.
+
+        See daemon/library/catalogue/originals.py.
+        """
         return self.root / "library.sqlite3"
 
     @property

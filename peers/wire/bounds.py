@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import EnumValueDescriptor, FieldDescriptor
+from google.protobuf.message import Message
 
 from peers.wire.errors import RemoteProtocolError
 from proto import bounds
@@ -35,12 +36,14 @@ class Part:
 @dataclass(frozen=True)
 class Parts:
     """A list of messages, ``length`` of them; the table checks each, and that its field
-    ``without`` is left empty. ``by_site``: sorted by site, each site's once.
+    ``without`` is left empty. ``by_site``: sorted by site, each site's once. ``content``:
+    the rule of their field of this name, by the message that the list is in.
     """
 
     length: Rule
     without: str = ""
     by_site: bool = False
+    content: Callable[[Message], Rule] | None = None
 
 
 def rule_of(field: FieldDescriptor) -> Rule | Part | Parts:
@@ -52,7 +55,8 @@ def rule_of(field: FieldDescriptor) -> Rule | Part | Parts:
             return rule
         return each(rule, _length_of(field, said), ordered=said.items.ascending)
     if field.is_repeated:
-        return Parts(_length_of(field, said), said.without, said.items.ascending)
+        content = _content_of(field, said.held_by) if said.held_by else None
+        return Parts(_length_of(field, said), said.without, said.items.ascending, content)
     # Of a oneof one is there, and which is a matter of all of them.
     free_to_lack = said.optional or field.containing_oneof is not None
     return Part("optional" if free_to_lack else "required")
@@ -62,6 +66,28 @@ def _length_of(field: FieldDescriptor, said: Bounds) -> Rule:
     if not said.items.most:
         raise TypeError(f"{field.full_name} does not say how long the list may be")
     return long(said.items.least, said.items.most)
+
+
+def _content_of(field: FieldDescriptor, held_by: str) -> Callable[[Message], Rule]:
+    """What is in a list holds what the value of a field says, or the value of this name."""
+    around = field.containing_type
+    assert around is not None  # noqa: S101  fields are in messages
+    beside = around.fields_by_name.get(held_by)
+    if beside is None or beside.enum_type is None:
+        enums = around.file.enum_types_by_name.values()
+        (named,) = (enum for enum in enums if held_by in enum.values_by_name)
+        rule = _octets_held_by(named.values_by_name[held_by])
+        return lambda _message: rule
+    if beside.index > field.index:
+        raise TypeError(f"{field.full_name} is checked before {held_by}: put it behind that")
+    rules = {value.number: _octets_held_by(value) for value in beside.enum_type.values}
+    return lambda message: rules[getattr(message, held_by)]
+
+
+def _octets_held_by(value: EnumValueDescriptor) -> Rule:
+    """One that does not say how much it holds, as an unspecified one, holds nothing."""
+    said = bounds.held_by(value)
+    return octets(int(said.least), int(said.most))
 
 
 def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:

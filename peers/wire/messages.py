@@ -12,7 +12,7 @@ round protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any, Final, TypeVar
 
@@ -126,36 +126,11 @@ def _envelope(path: str, envelope: pb.Envelope) -> None:
         )
 
 
-# Bytes of an item, by step (proto/federation.proto).
-_ITEMS = {
-    pb.KEYS: octets(97, 176),
-    pb.SHARES: octets(82, 82),
-    pb.OPENING: octets(33, 33),
-}
-
-
-def _masking(path: str, message: pb.MaskingOrder | pb.MaskingAnswer) -> None:
-    _items(path, message.items, message.step)
-
-
-def _items(path: str, items: Iterable[pb.MaskingItem], step: pb.MaskingStep.ValueType) -> None:
-    for position, item in enumerate(items):
-        _ITEMS[step](f"{path}.items[{position}].content", item.content)
-
-
-def _openings(path: str, openings: pb.Openings) -> None:
-    for position, opened in enumerate(openings.opened):
-        _items(f"{path}.opened[{position}]", opened.items, pb.OPENING)
-
-
 _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.Frame: _frame,
     pb.BlobName: _blob_name,
     pb.PushFrame: _push_frame,
     pb.Envelope: _envelope,
-    pb.MaskingOrder: _masking,
-    pb.MaskingAnswer: _masking,
-    pb.Openings: _openings,
     **signed_bounds.RELATIONS,
     **negative_bounds.RELATIONS,
 }
@@ -172,6 +147,9 @@ def _walk(message: Message, path: str, without: str = "") -> None:
             rule.length(where, parts)
             for position, part in enumerate(parts):
                 _walk(part, f"{where}[{position}]", rule.without)
+                if rule.content is not None:
+                    content: Any = part.content
+                    rule.content(message)(f"{where}[{position}].content", content)
             if rule.by_site:
                 ascending(where, [part.site for part in parts])
         elif not isinstance(rule, Part):

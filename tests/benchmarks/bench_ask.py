@@ -16,32 +16,34 @@ with every vector, scores every passage that has one of its words, and encodes t
 Where the machine is shared the seconds are more than the work: the processor's own are told,
 too.
 
-    python -m tests.benchmarks.bench_ask [--json]
+    python -m tests.benchmarks.bench_ask [--json] [--level passage|sentence|both]
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from config.kinds import RetrievalLevel
 from daemon.answering.answering import OpenVersion
 from daemon.answering.embedding import KeptSentences
 from daemon.answering.extractive import sentences_of
 from daemon.answering.generators import GENERATORS
+from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -87,17 +89,19 @@ class ScanIndex(UpdatableIndex):
         return self._labels[order], np.take_along_axis(cosines, order, 1)
 
 
-def figures() -> list[dict[str, Any]]:
+def figures(level: RetrievalLevel = "passage") -> list[dict[str, Any]]:
     """Rows of figures; a ratio > 1 means faster than the control."""
     import_once(["daemon.jobs.answering", "daemon.learning.retriever.retriever"], threads=1)
     rows = []
     for passages, questions in SIZES.items():
         with tempfile.TemporaryDirectory() as folder:
-            rows += asyncio.run(_figures(Path(folder), passages, questions))
+            rows += asyncio.run(_figures(Path(folder), passages, questions, level))
     return rows
 
 
-async def _figures(folder: Path, passages: int, questions: int) -> list[dict[str, Any]]:
+async def _figures(
+    folder: Path, passages: int, questions: int, level: RetrievalLevel
+) -> list[dict[str, Any]]:
     spec = RetrieverSpec(threads=1)
     learning = Worker("learning", threads=2)
     answering = Worker("answering", threads=1, forked=True)
@@ -114,8 +118,9 @@ async def _figures(folder: Path, passages: int, questions: int) -> list[dict[str
         )
         await learning.stop()
         await answering.run(
-            functools.partial(jobs.open_version, sentences_path=state.sentences),
-            *(spec, state.library, state.versions, digest, index),
+            jobs.open_version,
+            *(spec, state.library, state.versions, digest, index, state.sentences),
+            AnsweringOptions(level=level),
         )
         asked = _questions(words, WARM_UP + questions)
         if other is not None:
@@ -210,10 +215,12 @@ def _as_before() -> OpenVersion:
         assert isinstance(version.index, UpdatableIndex)
         _, features = version.library.features(version.retriever.encoder.digest)
         vectors = version.retriever.embed_passages([], features)
+        sentences = KeptSentences(version.retriever, None)
         _before = replace(
             version,
             index=ScanIndex(version.index, vectors),
-            embed_sentences=KeptSentences(version.retriever, None),
+            embed_sentences=sentences,
+            generator=GENERATORS[AS_USUAL.generator](version.embed_question, sentences, AS_USUAL),
         )
     return _before
 
@@ -266,8 +273,7 @@ def _parts_of(version: OpenVersion, asked: list[str]) -> dict[str, Seconds]:
         timed("dense search", functools.partial(version.index.search, vector[np.newaxis], 50))
         timed("words", functools.partial(version.library.bm25, question, 50))
         hits = timed("search", functools.partial(version.search, question, TOP_K))
-        generator = GENERATORS[version.generator](version.embed_question, version.embed_sentences)
-        timed("sentences", functools.partial(generator.generate, question, hits))
+        timed("sentences", functools.partial(version.generator.generate, question, hits))
     return {part: np.array(seconds[WARM_UP:]) for part, seconds in taken.items()}
 
 
@@ -340,8 +346,12 @@ def _questions(words: list[str], count: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    for row in figures():
-        if "--json" in sys.argv[1:]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--level", choices=get_args(RetrievalLevel), default="passage")
+    wanted = parser.parse_args()
+    for row in figures(wanted.level):
+        if wanted.json:
             print(json.dumps(row))
         else:
             beside = f"control {row['control_value']}: {row['control']}; ratio {row['ratio']}"

@@ -57,3 +57,18 @@ def test_what_a_crash_left_is_swept_in_all_folders_below(tmp_path: Path) -> None
     durable.sweep(tmp_path)
     assert names(tmp_path) == ["kept", "whole.npy"]
     assert names(tmp_path / "kept") == [".new-folder", "1-0.npy"]
+
+
+def test_what_a_crash_left_on_another_disk_is_swept_too(tmp_path: Path) -> None:
+    """A link in the folder leads there; one further down, or to a file, is followed nowhere."""
+    state, disk, other = (tmp_path / name for name in ("state", "disk", "other"))
+    for folder in (state, disk / "in", other):
+        folder.mkdir(parents=True)
+        (folder / ".new-file.0f").write_bytes(b"")
+    (state / "originals").symlink_to(disk)
+    (disk / "further").symlink_to(other)
+    (state / ".new-link.0f").symlink_to(other / ".new-file.0f")
+    durable.sweep(state)
+    assert names(state) == ["originals"]
+    assert names(disk / "in") == []
+    assert names(other) == [".new-file.0f"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from tests.learning_bench import report
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
@@ -41,7 +41,7 @@ def test_noised_passages_stay_as_they_were_noised() -> None:
 
 
 def test_a_bucket_answers_with_what_lies_on_the_same_sides() -> None:
-    sites = Sites([np.stack([AXES[0], -AXES[0]])], Disclosure("bucket", 1e-6, 8, 1), 1)
+    sites = Sites([np.stack([AXES[0], -AXES[0]])], AskingTerms("bucket", 1e-6, 8, 1), 1)
     (found,) = sites.fetch(AXES[:1])
     assert float(found[0] @ AXES[0]) > 0.99
 
@@ -107,8 +107,8 @@ def test_a_recipe_is_known_by_its_choices() -> None:
     assert Named("hanse").personal
 
 
-def _how(level: Any) -> Disclosure:
-    return Disclosure(level, 0.05, 8, 2)
+def _how(level: Any) -> AskingTerms:
+    return AskingTerms(level, 0.05, 8, 2)
 
 
 def _cell(scores: np.typing.NDArray[np.float64]) -> Cell:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
 import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
+import grpc.aio
 import pytest
 import pytest_asyncio
 import torch
 import transformers
+from PIL import Image
 
 from proto import control_pb2 as control
 from tests.daemon.learning.test_options import give_validation_pairs
+from tests.daemon.library.readers.pdf_files import HEIGHT, WIDTH, lines, made
+from tests.live.test_another_encoder import again
 from tests.live.test_operations import fedctl, started
 from tests.support.federation import LiveFederation, LiveSite
 
@@ -44,7 +53,7 @@ async def live(
         without=["fir", "oak"],
         tables={
             "retriever": {"personal": "mixture"},
-            "library": {"folders": {"watched": str(folder)}, "scan_s": 1},
+            "library": {"folders": {"watched": str(folder)}, "scan_s": 1, "keep_originals": True},
         },
         read_as={"config_sentence_transformers.json": {"prompts": PROMPTS}},
     ) as federation:
@@ -139,7 +148,8 @@ async def test_one_ingest_at_a_time_and_the_other_is_told(site: LiveSite, tmp_pa
     assert (await anext(aiter(first))).pairs == 1
     (tmp_path / "note.txt").write_text("The winch is oiled in spring.")
     code, _, err = await fedctl(site, "ingest", str(tmp_path / "note.txt"))
-    assert (code, "an ingest or a removal is under way" in err) == (1, True), err
+    assert (code, "an ingest that began " in err) == (1, True), err
+    assert "under way an ingest that began" in await shown(site, "status")
     first.cancel()
     async with asyncio.timeout(60):  # until the daemon has seen that nobody waits any more
         while (await fedctl(site, "ingest", str(tmp_path / "note.txt")))[0] != 0:
@@ -165,8 +175,9 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     await shown(site, "pairs", "build", "--how", "titles")
     assert "vault.md" in await shown(site, "ask", "where does the quaxolith lie?")
     assert "It is gilded each winter." in await shown(site, "documents", "show", "vault.md")
-    found = holding(b"quaxolith", state)
-    assert {name.partition("-")[0] for name in found} == {"library.sqlite3", "made_pairs.jsonl"}
+    found = {name.partition("-")[0] for name in holding(b"quaxolith", state)}
+    kept = sha256((tmp_path / "vault.md").read_bytes()).hexdigest()
+    assert found == {"library.sqlite3", "made_pairs.jsonl", kept}
     before = {index.name for index in indexes.iterdir()}
     assert json.loads(await shown(site, "status", "--json"))["index_recall"] == 1.0
 
@@ -358,3 +369,160 @@ async def test_a_text_that_is_there_twice_is_found_once(site: LiveSite, tmp_path
     code, _, err = await fedctl(site, "documents", "remove", "harbour/draft.txt", "--yes")
     assert code == 0, err
     assert "nearly so" not in await shown(site, "documents", "show", "harbour/rules.txt")
+
+
+async def test_after_a_kill_the_index_of_before_answers_at_once(
+    live: LiveFederation, site: LiveSite, tmp_path: Path
+) -> None:
+    """A document came, and its index hangs, as one that takes hours does."""
+    version = (await site.status()).index_digest
+    killed = await again(live, "elm", fault="index:write=hang")
+    (tmp_path / "bilge.txt").write_text("The bilge is pumped dry at noon.")
+    ingesting = await started(killed, "ingest", str(tmp_path / "bilge.txt"))
+    async with asyncio.timeout(60):  # at a start all passages wait, until the index is open
+        while (status := await killed.status()).passages_waiting != 1 or not status.index_digest:
+            await asyncio.sleep(0.05)
+    killed.process.send_signal(signal.SIGKILL)
+    await ingesting.communicate()
+    elm = await again(live, "elm", fault="index:write=hang")
+    async with asyncio.timeout(60):
+        while not (status := await elm.status()).index_digest:
+            await asyncio.sleep(0.05)
+    assert (status.index_digest, status.passages_waiting) == (version, 1)
+    answer = await elm.stub.Ask(control.AskRequest(question="When is the bilge pumped dry?"))
+    assert answer.citations[0].document_id == "bilge.txt", "found by words"
+    elm.process.send_signal(signal.SIGKILL)
+    await again(live, "elm")
+
+
+# ---- files that are kept; these tests come last, for they start the daemon again -----------
+
+
+def pdf_at(path: Path, text: str) -> bytes:
+    """A file of two pages; what is in it stands in no other file of these bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made(path, lambda _: None, lambda canvas: lines(canvas, [text]), title=f"Plan: {text}")
+    return path.read_bytes()
+
+
+async def test_equal_files_are_kept_once_until_the_last_is_removed(
+    site: LiveSite, tmp_path: Path
+) -> None:
+    state, out = site.folder / "state", tmp_path / "out"
+    content = pdf_at(tmp_path / "in" / "one.pdf", "The zyxomma hangs in the north tower.")
+    (tmp_path / "in" / "two.pdf").write_bytes(content)
+    out.mkdir()
+    await shown(site, "ingest", str(tmp_path / "in"), "--collection", "plans")
+    kept = sha256(content).hexdigest()
+    some = content[len(content) // 2 :][:40].lower()
+    assert holding(some, state) == {kept}, "once, for both"
+    assert f"its file is kept: {len(content) / 1024:.1f} KiB" in await shown(
+        site, "documents", "show", "plans/one.pdf"
+    )
+
+    await shown(site, "documents", "original", "plans/two.pdf", "--out", str(out / "two.pdf"))
+    assert (out / "two.pdf").read_bytes() == content
+    words = ["documents", "page", "plans/one.pdf"]
+    await shown(site, *words, "2", "--dpi", "72", "--out", str(out / "page.png"))
+    with Image.open(out / "page.png") as image:
+        assert (image.format, image.size) == ("PNG", (round(WIDTH + 0.5), round(HEIGHT + 0.5)))
+        assert len(image.getcolors(1 << 20) or []) > 1, "not blank"
+    code, _, err = await fedctl(site, *words, "3", "--out", str(out / "none.png"))
+    assert (code, "'plans/one.pdf' has 2 pages, and none is number 3" in err) == (2, True), err
+    code, _, err = await fedctl(site, *words, "1", "--out", str(out / "page.png"))
+    assert (code, "is there already" in err) == (2, True), err
+
+    await shown(site, "documents", "remove", "plans/one.pdf", "--yes")
+    assert holding(some, state) == {kept}, "the other document has it"
+    code, _, err = await fedctl(site, *words, "1", "--out", str(out / "none.png"))
+    assert (code, "no document 'plans/one.pdf' here" in err) == (2, True), err
+    await shown(site, "documents", "remove", "plans/two.pdf", "--yes")
+    image_bytes = (out / "page.png").read_bytes()
+    for gone in (some, b"zyxomma", image_bytes[60:100].lower(), kept.encode()):
+        assert holding(gone, state) == set()
+    assert not (state / "originals" / kept).exists()
+    entries = await shown(site, "audit", "show", "--state-dir", str(state), "--json")
+    assert '"action": "original"' in entries
+    assert '"action": "page-image"' in entries
+    assert "plans/" not in entries
+
+
+async def until_kept(site: LiveSite, document: str) -> int:
+    """Its bytes, once its file is kept."""
+    async with asyncio.timeout(90):
+        while True:
+            request = control.ShowDocumentRequest(id=document)
+            try:
+                if size := (await site.stub.ShowDocument(request, timeout=60)).original_bytes:
+                    return size
+            except grpc.aio.AioRpcError as error:
+                assert "no document" in (error.details() or "")
+            await asyncio.sleep(0.2)
+
+
+async def test_files_of_a_watched_folder_are_kept_until_they_vanish(
+    site: LiveSite, folder: Path, tmp_path: Path
+) -> None:
+    content = pdf_at(folder / "plans" / "crane.pdf", "The wyvern crane lifts nine tons.")
+    assert await until_kept(site, "watched/plans/crane.pdf") == len(content)
+    out = tmp_path / "crane.pdf"
+    await shown(site, "documents", "original", "watched/plans/crane.pdf", "--out", str(out))
+    assert out.read_bytes() == content
+    (folder / "plans" / "crane.pdf").unlink()
+    async with asyncio.timeout(90):
+        while holding(b"wyvern", site.folder / "state"):
+            await asyncio.sleep(0.2)
+    kept = site.folder / "state" / "originals" / sha256(content).hexdigest()
+    assert not kept.exists()
+
+
+async def ready(site: LiveSite) -> LiveSite:
+    """It, once it answers."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(grpc.aio.AioRpcError):  # it is still starting
+                await site.status()
+                return site
+            await asyncio.sleep(0.1)
+
+
+async def test_after_a_kill_nothing_is_kept_that_no_document_has(
+    live: LiveFederation, site: LiveSite, folder: Path, tmp_path: Path
+) -> None:
+    """Killed between naming a file's bytes and referring to them, and with an upload half done."""
+    kept = site.folder / "state" / "originals"
+    before = {one.name for one in kept.iterdir()}
+    await site.terminate()
+    killed = await live.launch("elm", fault="originals:named=kill")
+    content = pdf_at(tmp_path / "in" / "mast.pdf", "The quillon mast is stepped in spring.")
+    async with asyncio.timeout(60):
+        while (await fedctl(killed, "ingest", str(tmp_path / "in")))[0] != 4 or (
+            killed.process.returncode is None
+        ):
+            await asyncio.sleep(0.1)
+    assert {one.name for one in kept.iterdir()} == {*before, sha256(content).hexdigest()}
+    (kept / ".new-sent.0123456789abcdef").write_bytes(b"half a file")
+    again = await ready(await live.launch("elm"))
+    assert {one.name for one in kept.iterdir()} == before
+    await shown(again, "ingest", str(tmp_path / "in"))
+    assert {one.name for one in kept.iterdir()} == {*before, sha256(content).hexdigest()}
+
+
+async def test_what_is_kept_stays_where_no_more_is(
+    live: LiveFederation, site: LiveSite, tmp_path: Path
+) -> None:
+    await site.terminate()
+    live.settings["library"]["keep_originals"] = False
+    site = await ready(await live.launch("elm"))
+    pdf_at(tmp_path / "in" / "keel.pdf", "The keel is of oak.")
+    await shown(site, "ingest", str(tmp_path / "in"))
+    out = str(tmp_path / "x.pdf")
+    code, _, err = await fedctl(site, "documents", "original", "keel.pdf", "--out", out)
+    assert (code, "fedd keeps none here" in err) == (1, True), err
+    assert "Set library.keep_originals = true" in err
+    await shown(site, "documents", "original", "mast.pdf", "--out", out)
+    pdf_at(tmp_path / "in" / "mast.pdf", "The mast has been replaced.")
+    await shown(site, "ingest", str(tmp_path / "in"), "--replace")
+    code, _, err = await fedctl(site, "documents", "original", "mast.pdf", "--out", out, "--force")
+    assert (code, "fedd keeps none here" in err) == (1, True), err
+    assert holding(b"quillon", site.folder / "state" / "originals") == set()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class CannedDaemon(ControlServicer):
         self.documents = {"manuals/lift.txt", "manuals/lock.txt", "rules.md"}
         self.folders: list[control.WatchedFolder] = []
         self.waiting: list[control.WaitingDocument] = []
+        self.originals: dict[str, bytes] | None = None  # files by document; None: not kept
+        self.cut = 0  # bytes that are missing at the end of a file that is given out
         self.exporting: Callable[[str, Any], object] = lambda _name, _context: None
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
@@ -154,7 +157,15 @@ class CannedDaemon(ControlServicer):
             self._hear(request, context)
             documents += len(request.documents)
             pairs += len(request.pairs)
-            yield control.IngestProgress(documents_new=documents, pairs=pairs)
+            so_far = control.IngestProgress(documents_new=documents, pairs=pairs)
+            if self.originals is not None:
+                so_far.keeps_originals = True
+                wanted = (o for o in request.offered if not self._has(o.document_id, o.digest))
+                so_far.originals_wanted.extend(o.document_id for o in wanted)
+                for piece in request.pieces:
+                    kept = self.originals.get(piece.document_id, b"")
+                    self.originals[piece.document_id] = kept + piece.content
+            yield so_far
         pairs -= self.repeated
         so_far = control.IngestProgress(
             documents_new=documents,
@@ -172,6 +183,24 @@ class CannedDaemon(ControlServicer):
         if self.unusable:
             so_far.unknown_document, so_far.known_document = "[lift]", "lift.txt"
         yield so_far
+
+    def _has(self, document_id: str, digest: bytes) -> bool:
+        return sha256((self.originals or {}).get(document_id, b"")).digest() == digest
+
+    def Original(self, request: Any, context: Any) -> Iterator[control.FilePart]:
+        self._hear(request, context)
+        yield from self._file((self.originals or {})[request.id])
+
+    def PageImage(self, request: Any, context: Any) -> Iterator[control.FilePart]:
+        self._hear(request, context)
+        yield from self._file(b"\x89PNG")
+
+    def _file(self, content: bytes) -> Iterator[control.FilePart]:
+        half, end = len(content) // 2, len(content) - self.cut
+        yield control.FilePart(
+            content=content[:half], size=len(content), digest=sha256(content).digest()
+        )
+        yield control.FilePart(content=content[half:end])
 
     def ListDocuments(self, request: Any, context: Any) -> control.ListDocumentsReply:
         self._hear(request, context)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.fedctl.terminal.connection import connected, run, socket_path
-from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.options import Out, command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -25,6 +25,7 @@ from daemon.fedctl.terminal.output import (
     visible,
     write_json,
 )
+from daemon.fedctl.transfer import originals
 from daemon.fedctl.transfer.export import Exported, checked_place, opened, receive
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ Below = Annotated[
     ),
 ]
 
+Document = Annotated[str, typer.Argument(metavar="ID", help="As listed.")]
+Force = Annotated[bool, typer.Option("--force", help="Also where a file is already.")]
+
 
 @topic.command("list")
 @command
@@ -84,10 +88,8 @@ def documents_list(
 
 @topic.command("show")
 @command
-def documents_show(
-    session: Session, document: Annotated[str, typer.Argument(metavar="ID", help="As listed.")]
-) -> None:
-    """Show a document as it is searched: passage by passage, and where else each one stands."""
+def documents_show(session: Session, document: Document) -> None:
+    """Show a document as it is searched, where else it stands, and if its file is kept."""
     reply = run(_shown(session, document))
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
@@ -121,7 +123,8 @@ def documents_export(
     `fedctl ingest` reads them: at an empty site they become the same documents and pairs. Without
     --out they go to standard output. FILE appears when it is whole, in the place of one that was
     there. Of documents that an older fedd stored, headings are missing until they are ingested
-    again. Ids that no document has are told at the end (exit code 3; 2 if it is all of them).
+    again. Files that are kept are not in it (`fedctl documents original`). Ids that no document
+    has are told at the end (exit code 3; 2 if it is all of them).
     """
     name = collection.strip("/")
     if bool(documents) + bool(below) + bool(collection) > 1:
@@ -154,6 +157,50 @@ def documents_export(
     return Exit.PARTLY if exported.unknown else Exit.OK
 
 
+@topic.command("original")
+@command
+def documents_original(
+    session: Session, document: Document, out: Out, force: Force = False
+) -> None:
+    """Write the file that a document was read from, byte by byte, where fedd keeps these.
+
+    FILE, which only you may read, ends as the document's id does, and behind that in .txt where a
+    program would run what is in it, as a browser does with HTML. It appears when it is whole and
+    has the digest (SHA-256) under which it is kept. Files are kept by library.keep_originals.
+    """
+    from daemon.library.files import ending_of
+
+    ending = ending_of(document)
+    why = "a program would take it for something else, or run what is in it"
+    place = originals.place_for(out, ending, why, replace=force)
+    size = run(_original(session, document, place, replace=force))
+    plain = {"id": document, "file": str(place), "bytes": size}
+    session.result(plain, lambda console: _show_written(console, size, place))
+
+
+@topic.command("page")
+@command
+def documents_page(
+    session: Session,
+    document: Document,
+    page: Annotated[int, typer.Argument(min=1, help="From 1.")],
+    out: Out,
+    dpi: Annotated[
+        int, of_field("PageImageRequest", "dpi", help="Pixels an inch; fewer of a huge page.")
+    ] = 150,
+    force: Force = False,
+) -> None:
+    """Draw a page of a PDF that fedd keeps, as FILE.png.
+
+    It is drawn as files are read: by a process of its own with bounded memory and time, which can
+    open no other file and has no network.
+    """
+    place = originals.place_for(out, ".png", "it is a PNG image", replace=force)
+    size = run(_page_image(session, document, (page, dpi), place, replace=force))
+    plain = {"id": document, "page": page, "dpi": dpi, "file": str(place), "bytes": size}
+    session.result(plain, lambda console: _show_written(console, size, place))
+
+
 @topic.command("remove")
 @command
 def documents_remove(
@@ -166,9 +213,10 @@ def documents_remove(
 ) -> Exit:
     """Take documents out: of the library, the index, answers, and every file of the daemon.
 
-    With them go the pairs that name no other document here, and what `fedctl pairs` has made
-    of them. Model versions that were trained on them stay as they are. Ids that no document
-    has are told at the end (exit code 3; 2 if it is all of them).
+    With them go the pairs that name no other document here, what `fedctl pairs` has made of
+    them, and their files, where these are kept and no other document was read from equal ones.
+    Model versions that were trained on them stay as they are. Ids that no document has are told
+    at the end (exit code 3; 2 if it is all of them).
     """
     if bool(documents) == bool(below):
         raise CommandError(
@@ -255,6 +303,26 @@ async def _folders(session: Session) -> FoldersReply:
 
     async with connected(socket_path(session)) as daemon:
         return await daemon.Folders(FoldersRequest(), timeout=ANSWERED_WITHIN_S)
+
+
+async def _original(session: Session, document: str, place: Path, *, replace: bool) -> int:
+    from proto.control_pb2 import OriginalRequest
+
+    async with connected(socket_path(session)) as daemon:
+        parts = daemon.Original(OriginalRequest(id=document))
+        return await originals.receive(parts, place, replace=replace)
+
+
+async def _page_image(
+    session: Session, document: str, drawn: tuple[int, int], place: Path, *, replace: bool
+) -> int:
+    from proto.control_pb2 import PageImageRequest
+
+    page, dpi = drawn
+    async with connected(socket_path(session)) as daemon, remarks(session, spinner=True) as now_at:
+        now_at(f"drawing page {page}")
+        parts = daemon.PageImage(PageImageRequest(id=document, page=page, dpi=dpi))
+        return await originals.receive(parts, place, replace=replace)
 
 
 async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
@@ -359,6 +427,9 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
     if reply.waiting:
         waits = f"pages that wait for OCR: {visible(reply.waiting)}"
         console.print(plain_text(waits), style="yellow", soft_wrap=True)
+    if reply.original_bytes:
+        kept = f"its file is kept: {byte_count(reply.original_bytes)}"
+        console.print(plain_text(kept), style="dim", soft_wrap=True)
     for name, said in _known_of(about):
         console.print(plain_text(f"{name}: {visible(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
@@ -390,7 +461,7 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
     if not reply.folders:
         console.print("no folder is watched: name some in library.folders (fedd.example.toml)")
         return
-    table = columns("folder", "path", ">files", ">waiting", ">not read", "last look")
+    table = columns("folder", "path", ">files", ">to read", ">not read", "last look")
     for one in reply.folders:
         at = datetime.fromtimestamp(one.looked_unix_ms / 1000, UTC)
         looked = f"{at:%Y-%m-%d %H:%M:%S} UTC" if one.looked_unix_ms else "none yet"
@@ -412,6 +483,10 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
             console.print(plain_text(line), soft_wrap=True)
         if (more := one.refused - len(one.not_read)) > 0:
             console.print(f"and {more} more in {visible(one.name)}", soft_wrap=True)
+
+
+def _show_written(console: Console, size: int, place: Path) -> None:
+    console.print(plain_text(f"{byte_count(size)} written to {place}"), soft_wrap=True)
 
 
 def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 topic = typer.Typer()
 
-MAX_COLLECTION = 100  # characters
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
 
@@ -121,11 +121,13 @@ def ingest(
 
 def _prefix(collection: str) -> str:
     """Raises CommandError for what is no name of a collection."""
+    from config.kinds import LONGEST_COLLECTION
+
     name = collection.strip("/")
-    if collection and (not name or len(name) > MAX_COLLECTION or not name.isprintable()):
+    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
         raise CommandError(
             f"{collection!r} is no name of a collection",
-            f"Give 1 to {MAX_COLLECTION} printable characters, as contracts/2024",
+            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
             exit_code=Exit.USAGE,
         )
     return f"{name}/" if name else ""
@@ -164,6 +166,7 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
         TimeRemainingColumn(),
         console=session.notes,
         transient=True,
+        disable=not session.notes.is_terminal,
     )
     reading = bars.add_task("read", total=None, count="")
     embedding = bars.add_task("passages embedded", total=None, count="")
@@ -252,6 +255,8 @@ def _show(console: Console, ingested: Ingested) -> None:
     if ingested.pairs:
         here = ", ".join(f"{count} {split}" for split, count in ingested.pairs_here.items())
         console.print(f"Pairs of use in the library now: {here}.")
+    if ingested.originals:
+        console.print(f"{ingested.originals} files kept.")
     if ingested.other_kinds:
         kinds = f"{ingested.other_kinds} files of other kinds passed over"
         console.print(f"{kinds} (read are {', '.join(SUFFIXES)}).", soft_wrap=True)
@@ -369,6 +374,7 @@ def search(
     """
     from proto.control_pb2 import SearchRequest
 
+    _check_days(since, until)
     asked = SearchRequest(
         begins=below,
         collection=collection,
@@ -386,6 +392,25 @@ def search(
         {"question": question, **as_plain(reply)},
         lambda console: _show_found(console, reply, among),
     )
+
+
+def _check_days(since: str, until: str) -> None:
+    """Raises CommandError for what is no day, and for days that no document can lie between."""
+    for name, day in (("--since", since), ("--until", until)):
+        try:
+            sound = not day or date.fromisoformat(day).isoformat() == day
+        except ValueError:
+            sound = False
+        if not sound:
+            raise CommandError(
+                f"{name} {day!r} is no day", "Write it as 2024-05-31", exit_code=Exit.USAGE
+            )
+    if since and until and since > until:
+        raise CommandError(
+            f"--since {since} is later than --until {until}",
+            "Exchange them",
+            exit_code=Exit.USAGE,
+        )
 
 
 async def _search(session: Session, request: SearchRequest) -> SearchReply:
@@ -408,8 +433,8 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
         console.print(f"No passage {among} has to do with that.")
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
     console.print(
-        f"Words add up to {reply.words_weight:g} to a cosine, and a title up to "
-        f"{reply.title_weight:g} ({how})."
+        f"To a cosine, words of which a passage has each once add some {reply.words_weight:g}, "
+        f"and a title that has all of them adds {reply.title_weight:g} ({how})."
     )
     _show_retrieved(console, reply)
 
@@ -426,7 +451,7 @@ def _explained(passage: FoundPassage) -> Iterator[str]:
     else:
         yield "meaning: not in the index yet; its place by words stands for it"
     yield f"title: {why.title_share:.2f} of the question{_quoted(why.title_words)}"
-    share = f", {why.words_share:.2f} of the question" if why.words_place else ""
+    share = f", share {why.words_share:.2f} (1: each word once)" if why.words_place else ""
     yield f"words: {_in_place(why.words_place)}{share}{_quoted(why.words)}"
     if why.place_before:
         yield f"cross-encoder: {why.cross_score:.4f}; place {why.place_before} before"

@@ -68,11 +68,6 @@ def _status_table(reply: StatusReply) -> Table:
     training = "none" if not run.run_id else f"to round {run.target_round}, by {run.requested_by}"
     if run.run_id and run.target_round <= reply.head_round:
         training = f"none; the last run ended with round {run.target_round}, by {run.requested_by}"
-    index = short(reply.index_digest.hex())
-    if reply.index_digest != reply.wanted_digest:
-        index += "  (the newer version is being embedded)"
-    if reply.index_engine:
-        index += f", searched by {reply.index_engine}"
     for name, value in (
         ("site", f"{reply.site} of {reply.federation_id}"),
         ("fedd", f"{reply.software_version}, up {duration(reply.uptime_s)}"),
@@ -81,11 +76,12 @@ def _status_table(reply: StatusReply) -> Table:
         ("round", f"{reply.head_round}, phase {reply.phase or 'idle'}"),
         ("training", training),
         ("model version", short(reply.model_digest.hex())),
-        ("answers from", index),
+        ("answers from", _answers_from(reply)),
         ("encoder", reply.encoder),
         ("retriever", reply.retriever),
         *([("next retriever", reply.next_retriever)] if reply.next_retriever else []),
         *metrics.rows(reply, _WRITTEN),
+        *([("under way", reply.library_change)] if reply.library_change else []),
         ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
         ("certificate", _expires_in(reply.certificate_expires_unix_s)),
         ("authority", _expires_in(reply.authority_expires_unix_s)),
@@ -94,6 +90,18 @@ def _status_table(reply: StatusReply) -> Table:
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _answers_from(reply: StatusReply) -> str:
+    """The version that is searched; where there is none, what is waited for."""
+    if not reply.index_digest:
+        return "nothing yet: " + (
+            "passages are being embedded" if reply.passages else "no documents are here"
+        )
+    version = short(reply.index_digest.hex())
+    if reply.index_digest != reply.wanted_digest:
+        version += " (the newer version is being embedded)"
+    return f"{version}, searched by {reply.index_engine}" if reply.index_engine else version
 
 
 @topic.command("peers")

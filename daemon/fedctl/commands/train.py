@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from config.recipes import RECIPES
 from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
@@ -30,8 +31,9 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
-from proto.bounds import names_of, numbers_of
-from proto.federation_pb2 import Mode, RobustRule
+from proto import bounds
+from proto.bounds import names_of, numbers_of, traits_of
+from proto.federation_pb2 import Mode, PrivacyPlan, RobustRule
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -61,20 +63,29 @@ HardNegatives = Annotated[
 RecipeOption = Annotated[
     str,
     typer.Option(
-        help="Learn as this recipe says: hanse, fedavg, pfedrag; fede4rag, fedsearch, pdd-as2 "
-        "where the federation exchanges what they train. What is personal stays as it is set."
+        help=f"Learn as one of these says, where the federation exchanges what it trains: "
+        f"{', '.join(RECIPES)}. What is personal stays as it is set."
     ),
 ]
 Choices = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="AXIS=VALUE", help="One choice (fedctl learning has all); repeat."
+        "--set",
+        metavar="AXIS=VALUE",
+        help="One choice (fedctl learning has all), or with --clip a number of the noise; repeat.",
     ),
 ]
 _RULES = [name for name in names_of(RobustRule.DESCRIPTOR).values() if name != "none"]
-Mask = Annotated[
-    bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
+_MODES = numbers_of(Mode.DESCRIPTOR)
+HiddenBy = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        metavar=f"<{'|'.join(_MODES)}>",
+        help="How updates are hidden; by masking more sites must collude.",
+    ),
 ]
+Mask = Annotated[bool, typer.Option("--mask", help="As --mode masking.")]
 Robust = Annotated[
     str | None,
     typer.Option(
@@ -151,6 +162,7 @@ def train(
     hard_negatives: HardNegatives = None,
     recipe: RecipeOption = "",
     choose: Choices = None,
+    mode: HiddenBy = None,
     mask: Mask = False,
     robust: Robust = None,
     byzantine_sites: ByzantineSites = None,
@@ -180,16 +192,16 @@ def train(
         learning_rate=learning_rate,
         hard_negatives=hard_negatives,
     )
-    chosen = Chosen(recipe, tuple(choose or ()), epsilon or 0.0)
-    plan |= guards_of(robust, byzantine_sites, mask=mask)
-    noised = noise_of(
-        clip=clip,
-        noise=noise,
-        schedule=noise_schedule,
-        epsilon=epsilon,
+    axes, of_noise = without_noise(choose or ())
+    chosen = Chosen(recipe, axes, epsilon or 0.0)
+    plan |= guards_of(robust, byzantine_sites, mode, mask=mask)
+    of_noise |= _given(
+        clip_norm=clip,
+        noise_multiplier=noise,
         colluders=colluders,
-        quantile=clip_quantile,
+        clip_quantile=clip_quantile,
     )
+    noised = noise_of(of_noise, noise_schedule, epsilon)
     plan |= {"privacy": noised} if noised is not None else {}
     if rounds is None and (plan or detach or recipe or choose):
         raise _senseless("only a new run takes those options", "Add --rounds N")
@@ -289,58 +301,83 @@ async def _stop(session: Session) -> tuple[TrainReply, str]:
 # ---- what a plan says of masks, rules and noise ---------------------------------
 
 
-def guards_of(rule: str | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
+def guards_of(
+    rule: str | None, byzantine_sites: int | None, mode: str | None, *, mask: bool
+) -> dict[str, Any]:
     """How updates are hidden and compared, as fields of a training plan."""
-    if mask and rule is not None:
-        raise CommandError(
-            "masked updates can't be compared",
-            "choose one of --mask and --robust",
-            exit_code=Exit.USAGE,
+    if mask and mode not in (None, "masking"):
+        raise _senseless(
+            f"--mask is --mode masking, and --mode {mode} is another", "Say one of them"
+        )
+    mode = "masking" if mask else mode
+    if mode is not None and mode not in _MODES:
+        raise _senseless(f"there is no mode {mode}", f"Use one of {', '.join(_MODES)}")
+    if mode is not None and rule is not None and not traits_of(_MODES[mode]).comparable:
+        raise _senseless(
+            f"updates that are hidden by {mode} can't be compared",
+            "choose one of --mode and --robust",
         )
     if byzantine_sites is not None and rule is None:
-        raise CommandError(
-            "--byzantine-sites says how many a rule must withstand",
-            "Add --robust RULE",
-            exit_code=Exit.USAGE,
+        raise _senseless(
+            "--byzantine-sites says how many a rule must withstand", "Add --robust RULE"
         )
     if rule is not None and rule not in _RULES:
-        raise CommandError(
-            f"there is no robust rule {rule}",
-            f"Use one of {', '.join(_RULES)}",
-            exit_code=Exit.USAGE,
-        )
-    guards: dict[str, Any] = {"mode": numbers_of(Mode.DESCRIPTOR)["masking"]} if mask else {}
+        raise _senseless(f"there is no robust rule {rule}", f"Use one of {', '.join(_RULES)}")
+    guards: dict[str, Any] = {} if mode is None else {"mode": _MODES[mode]}
     if rule is not None:
         guards["robust"] = numbers_of(RobustRule.DESCRIPTOR)[rule]
         guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}
     return guards
 
 
+def without_noise(choices: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Choices of axes, and those that are numbers of a plan's noise, by their fields' names.
+
+    Raises CommandError for a number out of its bounds. When noise began the daemon says.
+    """
+    numbers = {field.name: field for field in PrivacyPlan.DESCRIPTOR.fields}
+    del numbers["first_round"]
+    axes: list[str] = []
+    of_noise: dict[str, Any] = {}
+    for choice in choices:
+        name, _, value = choice.partition("=")
+        if name not in numbers:
+            axes.append(choice)
+            continue
+        low, above, high = bounds.chosen("PrivacyPlan", name)
+        kind = float if numbers[name].cpp_type == numbers[name].CPPTYPE_DOUBLE else int
+        try:
+            number = kind(value)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high or (above and number == low):
+            raise _senseless(
+                f"{visible(choice)!r} is out of its bounds",
+                f"Say a number {'above' if above else 'from'} {low:g} up to {high:g}",
+            )
+        of_noise[name] = number
+    return tuple(axes), of_noise
+
+
 def noise_of(
-    *,
-    clip: float | None,
-    noise: float | None,
-    schedule: NoiseSchedule | None,
-    epsilon: float | None,
-    colluders: int | None,
-    quantile: float | None,
+    fields: dict[str, Any], schedule: NoiseSchedule | None, epsilon: float | None
 ) -> dict[str, Any] | None:
-    """The plan's ``privacy`` field from the options of `fedctl train`; None: no noise asked for.
+    """The plan's ``privacy`` from what was chosen of its fields; None: no noise is asked for.
 
     Raises CommandError for options that make no sense together.
     """
-    if clip is None:
-        if any(option is not None for option in (noise, schedule, epsilon, colluders, quantile)):
+    if "clip_norm" not in fields:
+        if fields or schedule is not None or epsilon is not None:
             raise _senseless("noise needs a norm that updates are clipped to", "Add --clip NORM")
         return None
+    noise = fields.get("noise_multiplier")
     if epsilon is not None and (noise is not None or schedule is NoiseSchedule.ADAPTIVE):
         raise _senseless(
             "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
         )
-    fields = {"clip_norm": clip}
     if schedule is NoiseSchedule.ADAPTIVE:
-        fields |= _ADAPTIVE | _given(noise_floor=noise and noise / 10)
-    return fields | _given(noise_multiplier=noise, colluders=colluders, clip_quantile=quantile)
+        return _ADAPTIVE | _given(noise_floor=noise and noise / 10) | fields
+    return fields
 
 
 def _senseless(cause: str, remedy: str) -> CommandError:

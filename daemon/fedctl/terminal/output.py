@@ -253,7 +253,7 @@ def visible(text: str) -> str:
     person's terminal; they are replaced. Markup is escaped by the callers'
     use of `rich.text.Text`, which has none.
     """
-    text = text.replace("\t", " | ")  # cells of a table
+    text = text.replace("\t", " | ").replace("\N{SOFT HYPHEN}", "")  # cells of a table
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

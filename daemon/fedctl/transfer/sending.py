@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.fedctl.terminal.output import Exit
+from daemon.fedctl.transfer.originals import LocalFile, sent
+from daemon.library.files import source_of
 
 if TYPE_CHECKING:
     from daemon.library.box import Boxes
@@ -44,6 +47,7 @@ class Ingested:
     done: bool = False
     bytes_read: int = 0
     bytes_total: int = 0
+    originals: int = 0  # files that fedd keeps, of this ingest
     other_kinds: int = 0  # files of folders that nobody reads
     problems: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[dict[str, str]] = field(default_factory=list)  # for OCR: documents, their pages
@@ -69,6 +73,7 @@ class Ingested:
         self.passages_total = progress.passages_total
         self.passages_embedded = progress.passages_embedded
         self.index_total, self.index_built = progress.index_total, progress.index_built
+        self.originals = progress.originals_kept
         self.done = progress.done
         self.problems.extend(
             {"path": "", "line": None, "page": None, "cause": e} for e in progress.errors
@@ -98,26 +103,33 @@ async def send(
     A batch is sent when the one before it is stored: in the midst of sending a refusal
     would look like a broken line. The next one is read meanwhile.
     """
-    so_far, turn = Ingested(), asyncio.Semaphore(1)
-    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn, naming or Naming())):
-        turn.release()
+    so_far = Ingested()
+    answers: asyncio.Queue[IngestProgress] = asyncio.Queue()
+    async for progress in daemon.Ingest(
+        _requests(paths, so_far, watch, answers, naming or Naming())
+    ):
         so_far.take(progress)
         watch(so_far)
+        answers.put_nowait(progress)
     return so_far
 
 
-async def _batches(
+async def _requests(
     paths: list[Path],
     so_far: Ingested,
     watch: Watcher,
-    turn: asyncio.Semaphore,
+    answers: asyncio.Queue[IngestProgress],
     naming: Naming,
 ) -> AsyncIterator[IngestRequest]:
-    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
+    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow.
+
+    Behind each batch the files that its documents are, where fedd keeps these.
+    """
     from daemon.library.box import Boxes
 
-    boxes = Boxes()
-    items = _read(paths, so_far, boxes)
+    boxes, files = Boxes(), dict[str, LocalFile]()
+    items = _read(paths, so_far, boxes, watch, files)
+    before: dict[str, LocalFile] | None = None  # of the batch that was sent last
     try:
         while True:
             batch, problems = await asyncio.to_thread(_next_batch, items, naming)
@@ -128,32 +140,44 @@ async def _batches(
             so_far.waiting.extend(
                 {"document": one.document_id, "pages": one.pages} for one in batch.waiting
             )
+            if before is not None and (await answers.get()).keeps_originals:
+                async for request in sent(before, answers, so_far.problems):
+                    yield request
             if not (batch.documents or batch.pairs or batch.waiting):
                 return
-            await turn.acquire()
+            before = {one.id: files[one.source] for one in batch.documents if one.source in files}
             yield batch
     finally:
         boxes.end()  # on Ctrl-C the thread waits for a reader, and a page may take a minute
 
 
 def _read(
-    paths: list[Path], so_far: Ingested, boxes: Boxes
+    paths: list[Path],
+    so_far: Ingested,
+    boxes: Boxes,
+    watch: Watcher,
+    files: dict[str, LocalFile],
 ) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.files import Found, found, reader_of
+    """What is in the files at the paths; ``files`` gets those that are documents, by source."""
+    from daemon.library.files import Found, found, is_document, reader_of
 
-    def watch(count: int) -> None:
-        so_far.bytes_read += count
+    def count(read: int) -> None:
+        so_far.bytes_read += read
+        watch(so_far)
 
-    files: list[Found | FileProblem] = []
+    listed: list[Found | FileProblem] = []
     for path in paths:
         for one in found(path):
             # Of a folder that is given, a file of another kind is nobody's mistake.
             if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
                 so_far.other_kinds += 1
-            else:
-                files.append(one)
-    so_far.bytes_total = sum(one.size for one in files if isinstance(one, Found))
-    yield from boxes.read(files, watch)
+                continue
+            listed.append(one)
+            if isinstance(one, Found) and is_document(one.path):
+                with suppress(OSError):  # which its reader will tell
+                    files[source_of(one.path)] = LocalFile.at(one.path)
+    so_far.bytes_total = sum(one.size for one in listed if isinstance(one, Found))
+    yield from boxes.read(listed, count)
 
 
 def _document(document: Document, naming: Naming) -> control_pb2.Document:
@@ -207,7 +231,7 @@ def _next_batch(
             batch.waiting.add(
                 document_id=naming.prefix + item.document,
                 pages=item.pages,
-                source=str(Path(item.path).absolute()).encode(errors="replace").decode(),
+                source=source_of(Path(item.path)),
             )
         else:
             problems.append({name: getattr(item, name) for name in _OF_A_PROBLEM})

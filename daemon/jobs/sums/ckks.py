@@ -47,7 +47,7 @@ from daemon.jobs.sums.integers import (
     integers_of,
 )
 from daemon.jobs.sums.sum_jobs import ATTEMPTS_HELD, AttemptState, Carrying, SumJobs
-from daemon.process.workers import WorkerCrashed, reads
+from daemon.process.workers import Worker, WorkerCrashed, reads
 from peers.attempts import effects as do
 from peers.attempts.ckks import (
     AnswerChallenge,
@@ -394,6 +394,11 @@ def _sum_of(state: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, T
 
 class CkksJobs(SumJobs):
     """What a site does for a sum under CKKS, as dealer, key holder, coordinator or contributor."""
+
+    @classmethod
+    async def warm_up(cls, crypto: Worker, sites: int, bits: int, *, measurable: bool) -> None:
+        """SEAL's tables for such a key: a tenth of a second."""
+        await crypto.run(warm_up, sites, bits, measurable=measurable)
 
     async def deal(self, state: AttemptState, effect: DealKey) -> None:
         """Make the key; secret to each holder, sealed for it; public to the coordinator.

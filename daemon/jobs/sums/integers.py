@@ -24,7 +24,6 @@ from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
 from crypto.durable import whole
 from crypto.privacy import (
-    TRAILING_INTEGERS,
     Mechanism,
     NoiseTerms,
     clipped_integers,
@@ -53,7 +52,6 @@ from peers.wire.vectors import BlobInfo
 # honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128
-assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
 
 
 def memory_bound(values: int) -> int:
@@ -99,14 +97,11 @@ class NewVersion:
     """The new version's name, and the contributors' weighted mean training loss.
 
     ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
-    ``wrong_shares``: in masking mode, what was wrong with shares that could be done
-    without, for the log. They may differ from site to site; all else does not.
     """
 
     model_digest: bytes
     mean_loss: float
     next_clip_norm: float = 0.0
-    wrong_shares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -77,6 +77,16 @@ class Believed:
                 raise IdentityError(f"the plan gives the certificate of {signer} for {site}")
 
         return verify
+
+
+@dataclass(frozen=True)
+class Unmasked(NewVersion):
+    """A new version, and what was wrong with shares that could be done without, for the log.
+
+    These may differ from site to site; all else does not.
+    """
+
+    wrong_shares: tuple[str, ...] = ()
 
 
 @dataclass
@@ -181,7 +191,7 @@ def apply_sum(
     sum_path: Path,
     sum_digest: bytes,
     becomes: SumTerms,
-) -> NewVersion:
+) -> Unmasked:
     """Take the masks off the certified sum and make the new version from it.
 
     At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
@@ -209,7 +219,7 @@ def apply_sum(
     wrong += _unfit(unmasking)
     del masked, unmasking  # its words: no longer needed beside what is made of the integers
     applied = apply_integers(integers, terms.bits, becomes)
-    return replace(applied, wrong_shares=tuple(wrong))
+    return Unmasked(**vars(applied), wrong_shares=tuple(wrong))
 
 
 def _take_shares(unmasking: Unmasking, opened: Mapping[str, Mapping[str, bytes]]) -> list[str]:
@@ -414,7 +424,7 @@ class MaskingJobs(SumJobs):
         terms: SumTerms,
     ) -> NewVersion:
         """Take the masks off the certified sum."""
-        applied: NewVersion = await self._run(
+        applied: Unmasked = await self._run(
             apply_sum,
             *effect.at,
             effect.contributors,

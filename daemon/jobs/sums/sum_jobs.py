@@ -114,6 +114,15 @@ class SumJobs(ABC):
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
+    @classmethod
+    async def warm_up(cls, crypto: Worker, sites: int, bits: int, *, measurable: bool) -> None:
+        """Have the crypto worker load what the first round will need, where that takes long.
+
+        For so many ``sites`` and ``bits`` of an update; ``measurable``: that are compared.
+        Raises CryptoError where such updates can't be hidden, WorkerCrashed.
+        """
+        del crypto, sites, bits, measurable
+
     @property
     def _site(self) -> str:
         return self._context.credentials.identity.site_id

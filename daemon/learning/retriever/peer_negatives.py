@@ -40,7 +40,7 @@ class PeerAnswers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Disclosure:
+class AskingTerms:
     """How a site asks: ``noise`` a coordinate, ``bits`` of a bucket, ``top_n`` kept a query."""
 
     level: str = "bucket"
@@ -49,7 +49,7 @@ class Disclosure:
     top_n: int = 10
 
 
-def same_above(how: Disclosure, dimension: int) -> float:
+def same_above(how: AskingTerms, dimension: int) -> float:
     """The cosine with a foreign passage above which it says what a passage of ours says.
 
     What is not exact comes under noise, which takes the cosine of equal texts from 1 to
@@ -63,7 +63,7 @@ def same_above(how: Disclosure, dimension: int) -> float:
     return max(left, _BY_CHANCE / math.sqrt(dimension))
 
 
-def disclosed(queries: Float32, how: Disclosure, model_digest: bytes) -> Disclosed:
+def disclosed(queries: Float32, how: AskingTerms, model_digest: bytes) -> Disclosed:
     """What of unit vectors [q, d] leaves the site at that level."""
     dimension = queries.shape[1]
     if how.level == "exact":
@@ -74,7 +74,7 @@ def disclosed(queries: Float32, how: Disclosure, model_digest: bytes) -> Disclos
     return Disclosed(how.level, dimension, how.bits, names)
 
 
-def fetcher(how: Disclosure, model_digest: bytes) -> Callable[[Float32], list[Float32]]:
+def fetcher(how: AskingTerms, model_digest: bytes) -> Callable[[Float32], list[Float32]]:
     """A function from a step's queries [b, d] to the foreign negatives [n, d] of each (Eq. 8)."""
 
     def fetch(queries: Float32) -> list[Float32]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from config.kinds import Pooling
-from config.recipes import DEFAULT_ENCODER, Adapt, DepthOptions
+from config.recipes import DEFAULT_ENCODER, AloneAxes, DepthOptions, RetrieverAxes
 from daemon.library.dense.options import EMBEDDED, IndexOptions
 
 
@@ -24,8 +24,8 @@ AS_MADE = ReadingOptions()
 
 
 @dataclass(frozen=True)
-class RetrieverSpec:
-    """Encoder and adaptation, as the operator chose them.
+class RetrieverSpec(RetrieverAxes):
+    """Encoder and adaptation, as the operator chose them; options have their names in settings.
 
     ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
     length at which texts are cut; ``threads`` those torch may use in one worker.
@@ -37,7 +37,8 @@ class RetrieverSpec:
     (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
 
     ``personal``: a layer of this site's own, by its name in `daemon.personal.layers`. It
-    lies in ``personal_folder`` and never leaves it; ``depth`` says how tiers change.
+    lies in ``personal_folder`` and never leaves it; ``depth`` says how tiers change, ``alone``
+    what is learned without others.
 
     ``learn_from``: the pairs that were supplied, those that the site has made of its
     own documents (kept in the file ``made_pairs``), or both.
@@ -46,16 +47,15 @@ class RetrieverSpec:
     """
 
     encoder: str = DEFAULT_ENCODER
-    adapt: Adapt = "head"
     max_tokens: int = 256
     reading: ReadingOptions = AS_MADE
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
     lora_rank: int = 8
     lora_alpha: int = 16
-    personal: str = "none"
     personal_folder: str = ""
     depth: DepthOptions = field(default_factory=DepthOptions)
+    alone: AloneAxes = field(default_factory=AloneAxes)
     learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
     made_pairs: str = ""
     index: IndexOptions = EMBEDDED

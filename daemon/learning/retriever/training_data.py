@@ -6,6 +6,8 @@ kept in the library under the encoder's digest.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from daemon.learning.retriever.training import TrainingSet
 
 
-_SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
+_SLICE = 64  # texts embedded between two progress reports, and stored in one transaction
 _ALL = 2**62  # no limit, as SQLite counts
 
 
@@ -102,25 +104,32 @@ def passage_features(
     """[n, d] frozen features of those passages; what is missing is encoded first."""
     if not retriever.uses_features:
         return None
-    embed_missing(library, retriever)
+    embed_missing(library, retriever.encoder)
     labels, features = library.features(retriever.encoder.digest)  # labels ascend
     if not rowids:
         return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
     return features[np.searchsorted(labels, np.array(rowids, dtype=np.int64))]
 
 
-def embed_missing(library: Library, retriever: Retriever) -> int:
-    """Features of passages that have none yet, slice by slice; how many those were."""
-    digest = retriever.encoder.digest
-    missing = library.missing_features(digest, _ALL)
+def embed_missing(
+    library: Library, encoder: Encoder, seconds: float = math.inf
+) -> EmbeddingProgress:
+    """Features of passages that have none yet, slice by slice: of how many, of how many.
+
+    For so many ``seconds`` and one slice more; reports `EmbeddingProgress`, and what is done
+    stays done when it is cut short.
+    """
+    until = time.monotonic() + seconds
+    missing = library.missing_features(encoder.digest, _ALL)
     missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
-    for start in range(0, len(missing), _SLICE):
-        some = missing[start : start + _SLICE]
-        side = retriever.encoder.reading.passage
-        vectors = retriever.encoder.encode([text for _, text in some], side=side)
-        library.put_features(digest, [rowid for rowid, _ in some], vectors)
-        report(EmbeddingProgress(start + len(some), len(missing)))
-    return len(missing)
+    progress = EmbeddingProgress(0, len(missing))
+    while progress.done < len(missing) and (not progress.done or time.monotonic() < until):
+        some = missing[progress.done : progress.done + _SLICE]
+        vectors = encoder.encode([text for _, text in some], side=encoder.reading.passage)
+        library.put_features(encoder.digest, [rowid for rowid, _ in some], vectors)
+        progress = EmbeddingProgress(progress.done + len(some), len(missing))
+        report(progress)
+    return progress
 
 
 def embedded(
@@ -128,7 +137,7 @@ def embedded(
 ) -> tuple[Rows, Float32]:
     """Labels [n], ascending, and current vectors [n, d] of every passage, or of these."""
     if retriever.uses_features:
-        embed_missing(library, retriever)
+        embed_missing(library, retriever.encoder)
         labels, features = library.features(retriever.encoder.digest, rowids)
         return labels, retriever.embed_passages([], features)
     if rowids is None:

@@ -130,6 +130,24 @@ class Catalogue:
             found.append(document)
         return found, taken
 
+    def similar(self, wrong_id: str, endings: Sequence[str]) -> str:
+        """The id of a document that is here and that a wrong id may mean; empty: none.
+
+        People leave out the ending (one of ``endings``) or the folder of a file, or name the
+        folder above it.
+        """
+        ends = ("", *endings)
+        names = [name + end for name in (wrong_id, wrong_id.rpartition("/")[2]) for end in ends]
+        for name in names:
+            rows = self._db.execute(
+                "SELECT id FROM document WHERE id = ?1"
+                " OR substr(id, -length(?2)) = ?2 ORDER BY id LIMIT 1",
+                (name, f"/{name}"),
+            ).fetchall()
+            if rows:
+                return str(rows[0][0])
+        return ""
+
     def _of_passages(self, document: Document) -> Document:
         """Of a document without its text what its passages have: all but its headings."""
         rows = self._db.execute(

@@ -240,13 +240,18 @@ def newest_index(
     root: Path, model_digest: bytes, options: IndexOptions = EMBEDDED
 ) -> UpdatableIndex | None:
     """The newest sound index of that model version, of whichever passages; None: there is none."""
-    found = [*root.glob(f"{model_digest.hex()}-*/{_DESCRIPTION}")]
-    for description in sorted(found, key=_written, reverse=True):
+    for path in indexes_of(root, model_digest):
         try:
-            return load_index(description.parent, model_digest, options=options)
+            return load_index(path, model_digest, options=options)
         except IndexDamaged:
             continue  # it is no worse than none: all is built
     return None
+
+
+def indexes_of(root: Path, model_digest: bytes) -> list[Path]:
+    """The folders of that model version's indexes, the newest first."""
+    found = [*root.glob(f"{model_digest.hex()}-*/{_DESCRIPTION}")]
+    return [one.parent for one in sorted(found, key=_written, reverse=True)]
 
 
 def _written(path: Path) -> int:

@@ -77,10 +77,16 @@ class Reader:
     the file's name. ``records``: documents and pairs with ids of their own; what came before
     an error counts. Both may raise `Refused`, OSError, EOFError and zlib.error, and import the
     libraries that they need when they are called: whoever looks at this table needs none.
+
+    ``page``: draws a page of the file at a path, from 1, at so many pixels an inch, as a PNG;
+    raises `NoSuchPage`, too. ``inert``: what stands behind the name of such a file where it is
+    given out, so that nothing runs what is in it.
     """
 
     blocks: Callable[[Source], Iterator[Read]] | None = None
     records: Callable[[Source], Iterator[Item]] | None = None
+    page: Callable[[Path, int, int], bytes] | None = None
+    inert: str = ""
 
     @property
     def named_by_file(self) -> bool:
@@ -148,6 +154,14 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
 
 class Refused(Exception):
     """A record or a file that is not taken; the message is the cause and the remedy."""
+
+
+class NoSuchPage(Exception):
+    """A file has fewer pages than that: so many."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(f"it has {pages} pages")
+        self.pages = pages
 
 
 class TooSlow(BaseException):

@@ -77,6 +77,12 @@ def _sheets(source: Source, package: Package) -> Iterator[Read]:
                 return
         looked_at += sheet.count
         yield from regions.end()
+        if sheet.unvalued:
+            cause = (
+                f"formulas without values in the file ({sheet.unvalued}), which are passed over: "
+                "open it in a spreadsheet program and save it"
+            )
+            yield FileProblem(str(source.path), cause, page=page)
 
 
 class _Book:
@@ -233,14 +239,18 @@ class _Sheet:
         self._kind = self._style = ""
         self._pieces: list[str] = []
         self._hears = self._phonetic = False
+        self._formula = False
         self.count = 0  # cells and rows so far
+        self.unvalued = 0  # formulas whose value the file does not have
 
     def start(self, name: str, attributes: dict[str, str], /) -> None:
         if name == "s:c":
             self._column = self._column_of(attributes.get(":r", ""))
             self._kind, self._style = attributes.get(":t", ""), attributes.get(":s", "0")
-            self._pieces = []
+            self._pieces, self._formula = [], False
             self.count += 1
+        elif name == "s:f":
+            self._formula = True
         elif name == "s:v" or (name == "s:t" and not self._phonetic):
             self._hears = True
         elif name == "s:rPh":
@@ -271,6 +281,8 @@ class _Sheet:
             shown = self._values.shown(self._kind, self._style, "".join(self._pieces))
             if shown:
                 self._cells[self._column] = shown
+        elif name == "s:c" and self._formula and self._kind in ("", "n"):  # "" is a text's value
+            self.unvalued += 1
         elif name == "s:row" and self._cells:
             self._done.append((self._row, self._cells))
 

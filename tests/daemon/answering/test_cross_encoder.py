@@ -21,6 +21,8 @@ from daemon.library.search import Explanation, Ranked
 from tests.daemon.answering.conftest import WORDS, Site
 from tests.support.small_models import small_cross_encoder, small_encoder
 
+pytestmark = pytest.mark.slow  # it loads transformers
+
 QUESTION = "Which oil burns in a lamp?"
 TEXTS = ["rope keel", "cotton lamp", "lamp winter pump", "pump"]
 

@@ -5,19 +5,45 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from config.answering import USUAL_GENERATOR
 from config.loading import load
-from daemon.answering.generators import GENERATORS, USUAL
+from daemon.answering.generator import GeneratedAnswer
+from daemon.answering.generators import GENERATORS
+from daemon.answering.options import AnsweringOptions
+from daemon.jobs import answering
+from daemon.library.search import Ranked
+from tests.daemon.answering.conftest import Site
 
 
 def test_what_the_settings_say_unasked_is_in_the_table(tmp_path: Path) -> None:
     path = tmp_path / "fedd.toml"
     path.write_text("")
-    assert load(path, generators=tuple(GENERATORS)).retrieval.generator == USUAL
-    assert USUAL in GENERATORS
+    assert load(path, generators=tuple(GENERATORS)).retrieval.generator == USUAL_GENERATOR
+    assert USUAL_GENERATOR in GENERATORS
+
+
+class Remembering:
+    """Writes nothing, and keeps what it was made for."""
+
+    def __init__(self, options: AnsweringOptions) -> None:
+        self.options = options
+
+    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+        return GeneratedAnswer(f"{question} {self.options.level} {len(passages)}", ())
+
+
+@pytest.mark.slow
+def test_a_generator_is_told_how_the_site_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GENERATORS, "remembering", lambda _q, _s, options: Remembering(options))
+    site.open(generator="remembering", level="sentence")
+    assert answering.ask("Which oil?", 2).text == "Which oil? sentence 2"
 
 
 @pytest.mark.slow

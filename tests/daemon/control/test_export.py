@@ -18,11 +18,13 @@ import grpc
 import pytest
 
 from daemon.control.library import LibraryCalls
+from daemon.control.originals import OriginalCalls
 from daemon.fedctl.transfer.export import Exported, receive
 from daemon.fedctl.transfer.sending import Ingested, Naming, send
 from daemon.library.readers.documents import Block, Document, Pair, joined
 from daemon.library.store import Library
 from daemon.rounds.driver import Driver
+from daemon.services.originals import KeptOriginals
 from daemon.state.audit import AuditLog
 from proto import control_pb2 as control
 from tests.daemon.control.test_bounds import served
@@ -31,7 +33,7 @@ from tests.daemon.rounds.test_driver import started
 if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]
 
 TEXT, SPANS = joined(
     [
@@ -89,8 +91,12 @@ class Site:
         return await send(self.stub, [file], lambda _: None, naming)
 
 
+class SomeCalls(OriginalCalls, LibraryCalls):
+    """What is asked of documents and their files."""
+
+
 @asynccontextmanager
-async def site(folder: Path) -> AsyncIterator[Site]:
+async def site(folder: Path, *, keeping: bool = False) -> AsyncIterator[Site]:
     await asyncio.to_thread(folder.mkdir)
     async with AsyncExitStack() as stack:
         driver = await started(folder, stack)
@@ -99,9 +105,12 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         driver.collection.adopt(driver.protocol.durable.head_digest)
         audit = AuditLog(folder / "asked")
         stack.callback(audit.close)
-        around = cast(Any, SimpleNamespace(driver=driver, audit=audit))
+        collection = driver.collection
+        kept = KeptOriginals(collection, collection._learning, keeping)
+        services = SimpleNamespace(originals=kept)
+        around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
         # mypy misses the other topics' methods, which are not asked.
-        calls = LibraryCalls(around, "uid:0")  # type: ignore[abstract]
+        calls = SomeCalls(around, "uid:0")  # type: ignore[abstract]
         stub = await stack.enter_async_context(served(calls, folder))
         yield Site(driver, folder / "asked", cast(Any, stub))
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from daemon.control.library import LibraryCalls
+from daemon.services.originals import KeptOriginals
 from daemon.state.audit import AuditLog
 from peers.attempts import effects as do
 from proto import control_pb2 as control
@@ -36,7 +37,9 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         driver = await started(tmp_path, stack)
         audit = AuditLog(tmp_path / "asked")
         stack.callback(audit.close)
-        around = cast(Any, SimpleNamespace(driver=driver, audit=audit))
+        kept = KeptOriginals(driver.collection, driver.collection._learning, False)
+        services = SimpleNamespace(originals=kept)
+        around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
         # mypy misses the other topics' methods, which are not asked.
         calls = LibraryCalls(around, "uid:0")  # type: ignore[abstract]
         call = calls.Ingest(one_batch_and_no_end(), cast(Any, None))

@@ -51,11 +51,11 @@ def test_an_explanation_has_places_scores_and_words(fedctl: Fedctl, daemon: Cann
         "score 0.8650 = 0.6250 cosine + 0.1500 title + 0.0900 words",
         "meaning: place 2 by its best sentence",
         "title: 0.75 of the question (locks)",
-        "words: place 1, 0.90 of the question (locks, leak)",
+        "words: place 1, share 0.90 (1: each word once) (locks, leak)",
         "meaning: not in the index yet; its place by words stands for it",
-        "words: place 2, 0.40 of the question",
+        "words: place 2, share 0.40 (1: each word once)",
         "cross-encoder: -1.5000; place 3 before",
-        "Words add up to 0.1 to a cosine, and a title up to 0.2",
+        "To a cosine, words of which a passage has each once add some 0.1",
         "(chosen on 40 pairs of split valid).",
     ):
         assert line in out.replace("\n", " ")

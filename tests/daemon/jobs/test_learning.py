@@ -117,12 +117,12 @@ def test_the_token_budget_cuts_documents(site: Site) -> None:
 
 
 def test_passages_are_embedded_once(site: Site) -> None:
-    assert learning.embed_passages(site.spec, site.library) == 10
-    assert learning.embed_passages(site.spec, site.library) == 0
+    assert learning.embed_passages(site.spec, site.library).done == 10
+    assert learning.embed_passages(site.spec, site.library).done == 0
     learning.ingest(
         site.spec, site.library, [replace(DOCUMENTS[0], text="It moved.")], [], passage_tokens=40
     )
-    assert learning.embed_passages(site.spec, site.library) == 1
+    assert learning.embed_passages(site.spec, site.library).done == 1
 
 
 def test_all_sites_start_from_the_same_version(site: Site, tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:
     assert set(clipped(told, 1).values()) == {1}
 
 
+def test_the_mode_whose_number_is_nought_is_chosen_by_name() -> None:
+    masked = make_plan(
+        pb.TrainingPlan(), TrainingSettings(mode="masking", min_pairs=8), LEARNING, ROBUST, "head"
+    )
+    assert masked.mode == pb.MASKING
+    put_noughts(masked, ["mode"])
+    assert masked.mode == pb.CKKS
+
+
 @pytest.mark.parametrize("name", ["local_epoch", "colluders", "learning", ""])
 def test_what_is_no_number_of_the_plan_can_not_be_nought(name: str) -> None:
     """Of its noise neither, where it has none."""

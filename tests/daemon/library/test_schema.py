@@ -161,12 +161,14 @@ def assert_as_format_2_was(library: Library) -> None:
 
 
 FORMAT_3 = """
+DROP TABLE original;
 PRAGMA user_version = 3;
 DROP TABLE waiting;
 DROP TRIGGER near_duplicate_added;
 DROP TRIGGER near_duplicate_gone;
 DROP TABLE near_duplicate;
 DROP TABLE near_duplicate_key;
+DROP INDEX pair_positive_document;
 ALTER TABLE file ADD COLUMN lacks TEXT NOT NULL DEFAULT '';
 INSERT INTO file VALUES ('papers', CAST('scan.pdf' AS BLOB), 9, 8, 7, x'AA', 'waits', 'ocr');
 INSERT INTO file VALUES ('papers', CAST('rope.pdf' AS BLOB), 9, 8, 7, x'AA', '', '');

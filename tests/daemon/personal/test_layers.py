@@ -14,7 +14,7 @@ from config.settings import RetrieverSettings
 from crypto.arrays import Float32
 from daemon.jobs import curve, learning, personal
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
@@ -166,7 +166,7 @@ def test_a_new_layer_needs_its_object_and_two_lines_in_tables(
     before = learning.build_index(spec, library, versions, digest, indexes)
     assert before.name.startswith(digest.hex())
 
-    personal.personalise(spec, library, versions, digest, TrainingOptions(), Disclosure("exact"), 1)
+    personal.personalise(spec, library, versions, digest, TrainingOptions(), AskingTerms("exact"))
     after = learning.build_index(spec, library, versions, digest, indexes)
     assert after.name.startswith(embedded_by("halved", spec.personal_folder, digest).hex())
     assert after != before

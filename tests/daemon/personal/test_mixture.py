@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from config.recipes import AloneAxes
 from daemon.jobs import learning, personal
 from daemon.learning.options import LearningError, Personalised, TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Texts
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet
 from daemon.library.readers.documents import Document, Pair
@@ -169,8 +170,9 @@ def library_of(spec: RetrieverSpec, path: Path, train: int, valid: int) -> Path:
 
 
 def personalised(spec: RetrieverSpec, library: Path, versions: Path, digest: bytes) -> object:
-    how = Disclosure("exact", 0.0, 8, 4)
-    return personal.personalise(spec, library, versions, digest, OPTIONS, how, 2)
+    how = AskingTerms("exact", 0.0, 8, 4)
+    twice = replace(spec, alone=AloneAxes(2))
+    return personal.personalise(twice, library, versions, digest, OPTIONS, how)
 
 
 def test_a_site_answers_with_its_mixture_and_indexes_by_it(
@@ -363,8 +365,9 @@ def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(
     vector = read_version(versions, start, shape) + np.load(update)[:-1]
     digest, _ = write_version(versions, shape, vector.astype(np.float32))
     idle = replace(OPTIONS, learning_rate=1e-9)
-    how = Disclosure("exact", 0.0, 8, 4)
-    made = personal.personalise(spec, library, versions, digest, idle, how, 1)
+    how = AskingTerms("exact", 0.0, 8, 4)
+    once = replace(spec, alone=AloneAxes(1))
+    made = personal.personalise(once, library, versions, digest, idle, how)
     assert made.mrr_before - made.mrr_after > FAR
     assert (made.share, made.changed) == (0.0, False)
 
@@ -380,8 +383,9 @@ def test_where_what_was_learned_does_harm_the_encoder_as_it_came_answers(
     spoilt = vector + chance.normal(scale=30.0, size=vector.shape).astype(np.float32)
     digest, _ = write_version(versions, shape, spoilt)
     harmful = replace(OPTIONS, learning_rate=1.0)  # what is learned alone is spoilt as well
-    how = Disclosure("exact", 0.0, 8, 4)
-    made = personal.personalise(spec, library, versions, digest, harmful, how, 1)
+    how = AskingTerms("exact", 0.0, 8, 4)
+    once = replace(spec, alone=AloneAxes(1))
+    made = personal.personalise(once, library, versions, digest, harmful, how)
     assert (made.untrained, made.share, made.changed, made.judged) == (True, 0.0, True, 24)
     assert made.mrr_after > made.mrr_before
     state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)

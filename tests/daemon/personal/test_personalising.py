@@ -21,7 +21,7 @@ from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import Exit
 from daemon.jobs import learning, personal
 from daemon.learning.options import EpochProgress, LearningError, Personalised, TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, PeerAnswers
+from daemon.learning.retriever.peer_negatives import AskingTerms, Disclosed, PeerAnswers
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
@@ -38,7 +38,7 @@ from tests.support.small_models import small_encoder
 ROOT = Path(__file__).parents[3]
 NAMES = [f"{a} {b}" for a in ("red", "blue", "old", "new") for b in ("pump", "lamp", "rope")]
 PLAN = TrainingOptions(local_epochs=2, batch_size=4, learning_rate=1e-2, hard_negatives=2)
-EXACT = Disclosure("exact", top_n=3)
+EXACT = AskingTerms("exact", top_n=3)
 
 
 class Site:
@@ -110,7 +110,7 @@ class Abroad:
         return PeerAnswers([list(rows.astype(np.float32))])
 
 
-async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Personalised:
+async def fitted(site: Site, abroad: Abroad, how: AskingTerms = EXACT) -> Personalised:
     import_once(["daemon.learning.retriever.retriever", "daemon.personal.tuning"], threads=1)
     worker = Worker("learning", threads=1, forked=True)
     try:
@@ -124,7 +124,6 @@ async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Persona
             site.digest,
             PLAN,
             how,
-            1,
         )
     finally:
         await worker.stop()
@@ -172,7 +171,7 @@ async def test_what_is_cut_short_leaves_nothing_and_the_next_try_is_the_whole(si
 @pytest.mark.slow
 async def test_a_query_leaves_its_worker_as_it_is_disclosed_and_not_otherwise(site: Site) -> None:
     abroad = Abroad(silent=True)
-    await fitted(site, abroad, Disclosure("bucket", bits=9, top_n=3))
+    await fitted(site, abroad, AskingTerms("bucket", bits=9, top_n=3))
     assert {item.rows.dtype for item in abroad.items} == {np.dtype(np.uint8)}
     assert {item.rows.shape for item in abroad.items} == {(4, 2)}
 

@@ -28,6 +28,8 @@ from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.state.folder import StateFolder
 from tests.support.small_models import small_cross_encoder, small_encoder
 
+pytestmark = pytest.mark.slow  # it loads transformers
+
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]
 DOCUMENTS = [Document(f"yard/{one}", one, f"Somebody keeps the {one} dry.") for one in SUBJECTS]
 WORDS = sorted({word for one in DOCUMENTS for word in re.findall(r"\w+", one.text.lower())})
@@ -66,7 +68,7 @@ def named(models: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def collection(worker: Worker, models: Path, named: Path, tmp_path: Path) -> Collection:
-    spec = RetrieverSpec(str(models / "encoder"), max_tokens=48, device="cpu")
+    spec = RetrieverSpec(encoder=str(models / "encoder"), max_tokens=48, device="cpu")
     options = AnsweringOptions(cross_encoder=str(named))
     nobody = Listeners(lambda: None, lambda: None, lambda: None)
     return Collection(

@@ -17,15 +17,15 @@ async def test_a_second_persons_change_is_refused_and_the_daemons_own_waits() ->
         async with changes.by_itself():
             done.append("by itself")
 
-    async with changes.asked_for():
+    async with changes.asked_for("an ingest"):
         own = asyncio.create_task(by_itself())
-        with pytest.raises(ChangeUnderWay, match="an ingest or a removal is under way"):
-            async with changes.asked_for():
+        with pytest.raises(ChangeUnderWay, match="an ingest that began 0 s ago is under way"):
+            async with changes.asked_for("an ingest"):
                 pass
         done.append("asked for")
     await own
     assert done == ["asked for", "by itself"]
-    async with changes.asked_for():
+    async with changes.asked_for("an ingest"):
         pass
 
 
@@ -33,7 +33,7 @@ async def test_a_person_waits_for_the_daemons_own_change_and_is_not_refused() ->
     changes = LibraryChanges()
 
     async def asked_for() -> None:
-        async with changes.asked_for():
+        async with changes.asked_for("an ingest"):
             pass
 
     async with AsyncExitStack() as own:

@@ -14,7 +14,7 @@ import numpy as np
 
 from crypto.arrays import Float32
 from crypto.disclosure import BucketTable, Projections, noisy
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from peers.link.negatives import nearest
 
 
@@ -23,7 +23,7 @@ class Sites:
     """The passages [m_i, d] that each other site may answer with, as one version embeds them."""
 
     passages: Sequence[Float32]
-    how: Disclosure
+    how: AskingTerms
     seed: int
     _chance: np.random.Generator = field(init=False)
     _tables: list[tuple[Float32, BucketTable]] = field(init=False, default_factory=list)

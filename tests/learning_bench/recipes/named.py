@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config.recipes import RECIPES as DAEMONS
-from config.recipes import Adapt, DepthOptions
+from config.recipes import Adapt, AloneAxes, DepthOptions
 from config.settings import LearningSettings, TrainingSettings
 from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
@@ -23,7 +23,7 @@ from daemon.jobs import personal as personal_jobs
 from daemon.learning.from_settings import options_from
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
-from daemon.learning.retriever.peer_negatives import Disclosure, same_above
+from daemon.learning.retriever.peer_negatives import AskingTerms, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import training_seed
 from daemon.library.store import Library
@@ -51,7 +51,7 @@ Told = Callable[[str], None]
 HEAD_RATE = 1e-4  # a head's, where a recipe gives the rate of a whole encoder
 EPOCHS = 12  # of training at a site, over all rounds
 STAGE_TWO_EPOCHS = 4
-EXACT = Disclosure("exact")
+EXACT = AskingTerms("exact")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Named:
     epochs: int = EPOCHS
     changes: tuple[tuple[str, Any], ...] = ()
     stage_two: bool = True
-    disclosure: Disclosure | None = EXACT
+    disclosure: AskingTerms | None = EXACT
     bits: int = 16
     exchange: Exchange = "ckks"
     noise: NoiseTerms | None = None
@@ -174,8 +174,9 @@ class Named:
         plain = retriever_of(replace(spec, personal="none"))
         shape = plain.shape_manifest.digest
         digest, _ = write_version(scratch / "shared", shape, run.vector)
+        alone = replace(own, alone=AloneAxes(self._own_rounds))
         personal_jobs.personalise(
-            own, library, scratch / "shared", digest, options, Disclosure(), self._own_rounds
+            alone, library, scratch / "shared", digest, options, AskingTerms()
         )
         state = PersonalStore(Path(own.personal_folder), shape).serving(digest)
         assert state is not None

@@ -8,7 +8,7 @@ from typing import Any
 from config.recipes import DepthOptions
 from crypto.privacy import NoiseTerms
 from daemon.learning.options import TrainingOptions
-from daemon.learning.retriever.peer_negatives import Disclosure
+from daemon.learning.retriever.peer_negatives import AskingTerms
 from tests.learning_bench.recipes.exchange import Training
 from tests.learning_bench.recipes.named import Named
 from tests.learning_bench.recipes.recipes import (
@@ -112,8 +112,8 @@ _SOON = DepthOptions(window=2, stable_rounds=1, low_rounds=2, cooling_rounds=2)
 ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), no stage 2", stage_two=False),
     Named("pdd-as2", "pdd-as2 (head), local negatives in stage 2", disclosure=None),
-    Named("pdd-as2", "pdd-as2 (head), noisy negatives", disclosure=Disclosure("noisy")),
-    Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=Disclosure("bucket")),
+    Named("pdd-as2", "pdd-as2 (head), noisy negatives", disclosure=AskingTerms("noisy")),
+    Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=AskingTerms("bucket")),
     _shared("masked", exchange="masking"),
     _shared("in the clear", exchange="in the clear"),
     _shared("8 bits a value", bits=8),

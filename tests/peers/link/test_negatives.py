@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.disclosure import Projections, noisy
-from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, disclosed, same_above
+from daemon.learning.retriever.peer_negatives import AskingTerms, Disclosed, disclosed, same_above
 from daemon.services.negatives import Asking, AskOptions, own_secret
 from peers.link.contacts import PeerStatistics
 from peers.link.negatives import AnswerPolicy, Declined, Desk, QuotaSpent, nearest, select
@@ -314,13 +314,13 @@ def test_the_nearest_of_all_sites_are_kept_each_once() -> None:
 @pytest.mark.parametrize(
     ("how", "caught"),
     [
-        (Disclosure("exact"), 1.0),
-        (Disclosure("noisy", 0.05), 0.9),
-        (Disclosure("bucket", 0.05), 0.9),
-        (Disclosure("noisy", 0.2), 0.5),
+        (AskingTerms("exact"), 1.0),
+        (AskingTerms("noisy", 0.05), 0.9),
+        (AskingTerms("bucket", 0.05), 0.9),
+        (AskingTerms("noisy", 0.2), 0.5),
     ],
 )
-def test_under_noise_too_an_equal_passage_is_no_negative(how: Disclosure, caught: float) -> None:
+def test_under_noise_too_an_equal_passage_is_no_negative(how: AskingTerms, caught: float) -> None:
     chance = np.random.default_rng(1)
     ours = units(400, 384, 1)
     theirs = ours if how.level == "exact" else noisy(ours, how.noise, chance)
@@ -374,8 +374,8 @@ def session(line: Peers, **options: Any) -> Asking:
     return Asking(line, "med", "alpha", DIGEST, 3, wanted)
 
 
-def item(count: int, d: int = D, how: Disclosure | None = None) -> Disclosed:
-    return disclosed(units(count, d), how or Disclosure("exact"), DIGEST)
+def item(count: int, d: int = D, how: AskingTerms | None = None) -> Disclosed:
+    return disclosed(units(count, d), how or AskingTerms("exact"), DIGEST)
 
 
 async def test_a_step_is_asked_in_as_few_requests_as_have_room() -> None:
@@ -392,7 +392,7 @@ async def test_a_step_is_asked_in_as_few_requests_as_have_room() -> None:
 
 async def test_at_bucket_level_no_value_of_a_query_leaves() -> None:
     line = Peers(beta=good)
-    await session(line)(item(5, how=Disclosure("bucket", bits=9)))
+    await session(line)(item(5, how=AskingTerms("bucket", bits=9)))
     ((_, request),) = line.asked
     assert (request.level, request.queries, request.bits) == (pb.BUCKET, b"", 9)
     names = Projections(DIGEST, D, 9).buckets(units(5))

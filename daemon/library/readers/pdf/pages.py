@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import math
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from PIL import Image
 from daemon.library.readers.documents import MAX_TITLE, About
 from daemon.library.readers.pdf.drawn import drawn_on
 from daemon.library.readers.pdf.words import frame_of
-from daemon.library.readers.reader import Refused
+from daemon.library.readers.reader import NoSuchPage, Refused
 
 MAX_PIXELS = 20_000_000  # of a page that is drawn: A4 at 300 dpi has 9 million
 _MOST_PIXELS = 150_000_000  # of an image as the file claims: it is unpacked whole to be drawn
@@ -104,6 +105,27 @@ def drawn_image(
     crop = (x0, height - bottom, width - x1, top)  # left, bottom, right, top: what is cut off
     drawn: Image.Image = _rendered(page, scale, crop).convert("L")
     return drawn
+
+
+def page_image(path: Path, number: int, dpi: int) -> bytes:
+    """A page, from 1, in colour as a PNG; less fine than asked where it would be huge.
+
+    Raises OSError, Refused where it can't be drawn, and NoSuchPage.
+    """
+    with opened(path) as document:
+        if number > len(document):
+            raise NoSuchPage(len(document))
+        try:
+            page = document[number - 1]
+        except pdfium.PdfiumError:
+            raise Refused("damaged page: print the file to a new PDF") from None
+        try:
+            image = _rendered(page, _bounded(dpi / _POINTS_AN_INCH, *page.get_size()))
+        finally:
+            page.close()
+    packed = io.BytesIO()
+    image.save(packed, "PNG")
+    return packed.getvalue()
 
 
 def _rendered(

@@ -21,7 +21,9 @@ from crypto.privacy import Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums import integers as integers_
+from daemon.jobs.sums.ckks import CkksJobs
 from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, measure_update
+from daemon.jobs.sums.masking import MaskingJobs
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
@@ -153,6 +155,23 @@ def test_naming_the_jobs_does_not_load_seal() -> None:
     program = "import sys, daemon.jobs.sums.ckks as jobs; assert 'tenseal' not in sys.modules;"
     program += "jobs.warm_up(3, 16); assert 'tenseal' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def _has_loaded(library: str) -> bool:
+    return library in sys.modules
+
+
+@pytest.mark.slow
+async def test_a_site_warms_up_what_its_own_mode_needs() -> None:
+    """SEAL for ciphertexts; masks need nothing that takes long."""
+    worker = Worker("crypto", threads=1)
+    try:
+        await MaskingJobs.warm_up(worker, 3, 16, measurable=False)
+        assert not await worker.run(_has_loaded, "tenseal")
+        await CkksJobs.warm_up(worker, 3, 16, measurable=False)
+        assert await worker.run(_has_loaded, "tenseal")
+    finally:
+        await worker.stop()
 
 
 # ---- one process, several roles: attempts stand for sites ---------------------------

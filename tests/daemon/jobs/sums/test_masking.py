@@ -18,8 +18,8 @@ from crypto.identity.site import Identity
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs.sums import masking
-from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, measure_update
-from daemon.jobs.sums.masking import Believed
+from daemon.jobs.sums.integers import Hiding, SumTerms, measure_update
+from daemon.jobs.sums.masking import Believed, Unmasked
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
 from tests.support.authority import Federation
@@ -121,7 +121,7 @@ class Attempt:
         *,
         weight: float | None = None,
         digest: bytes | None = None,
-    ) -> NewVersion:
+    ) -> Unmasked:
         """At one site, in a folder of its own."""
         versions = self.folder / f"versions-{site}"
         parent, _ = write_version(versions, SHAPE.digest, delta(99))
@@ -133,7 +133,7 @@ class Attempt:
                 *(parent, SHAPE.digest, versions),
             ),
         )
-        assert isinstance(applied, NewVersion)
+        assert isinstance(applied, Unmasked)
         return applied
 
     def again(self, attempt: int) -> Attempt:

@@ -201,6 +201,21 @@ def test_merged_cells_of_a_slide_count_once(tmp_path: Path) -> None:
 # ---- Excel and CSV ----------------------------------------------------------
 
 
+def test_formulas_that_nobody_has_calculated_are_told(tmp_path: Path) -> None:
+    """A program that writes formulas does not know what they come to; Excel does, and says so."""
+    book = openpyxl.Workbook()
+    sheet = book.worksheets[0]
+    for row in (("beds", 2), ("beds", 3), ("sum", "=SUM(B1:B2)"), ("mean", "=AVERAGE(B1:B2)")):
+        sheet.append(row)
+    read = read_bytes(read_xlsx, tmp_path, saved(book.save))
+    assert texts(read, "table") == ["beds\t2\nbeds\t3\nsum\nmean"]
+    (cause,) = problems(read)
+    assert cause == (
+        "formulas without values in the file (2), which are passed over: open it in a "
+        "spreadsheet program and save it"
+    )
+
+
 def test_values_are_read_as_they_are_shown(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
     sheet = book.worksheets[0]
