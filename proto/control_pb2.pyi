@@ -1328,16 +1328,20 @@ class ShowDocumentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """as it is listed"""
+    after: _builtins.int
+    """so many passages have been shown already"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "id", b"id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1361,7 +1365,7 @@ class ShowDocumentReply(_message.Message):
 
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShownPassage]:
-        """in reading order"""
+        """in reading order, the next 500"""
 
     def __init__(
         self,

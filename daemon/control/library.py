@@ -40,6 +40,7 @@ from daemon.services.library_changes import ChangeUnderWay
 from daemon.services.originals import Upload
 from proto import control_pb2 as control
 
+_PASSAGES_SHOWN: Final = 500  # of a document at a time: each may repeat long headings
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
 _PAGE: Final = 1000  # documents or pairs that are looked for at once
@@ -210,7 +211,7 @@ class LibraryCalls(Calls):
                 meant = await self._answered(context, collection.similar(request.id))
                 remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
-            shown = await self._answered(context, collection.read(partial(_passages, request.id)))
+            shown = await self._answered(context, collection.read(partial(_passages, request)))
             kept = await self._answered(context, self._around.services.originals.of(request.id))
             recorded["documents"] = 1
         return control.ShowDocumentReply(
@@ -511,8 +512,8 @@ def _pair(pair: Pair) -> control.Pair:
     return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
 
 
-def _passages(document_id: str, library: Library) -> list[control.ShownPassage]:
-    passages = library.passages_of(document_id)
+def _passages(request: control.ShowDocumentRequest, library: Library) -> list[control.ShownPassage]:
+    passages = library.passages_of(request.id)[request.after :][:_PASSAGES_SHOWN]
     copies = library.near.copies({one.rowid: () for one in passages})
     return [_shown(one, copies.get(one.rowid)) for one in passages]
 

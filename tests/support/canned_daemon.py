@@ -221,7 +221,8 @@ class CannedDaemon(ControlServicer):
             ),
             control.ShownPassage(text="Part\tTons\nSill\t2", kind="table", page=4),
         ]
-        return control.ShowDocumentReply(document=stored(request.id), passages=shown)
+        page = shown[request.after :][:1]  # long ones come in parts
+        return control.ShowDocumentReply(document=stored(request.id), passages=page)
 
     def Folders(self, request: Any, context: Any) -> control.FoldersReply:
         self._hear(request, context)

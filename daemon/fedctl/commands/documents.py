@@ -293,9 +293,15 @@ async def _shown(session: Session, document: str) -> ShowDocumentReply:
     from proto.control_pb2 import ShowDocumentRequest
 
     async with connected(socket_path(session)) as daemon:
-        return await daemon.ShowDocument(
-            ShowDocumentRequest(id=document), timeout=ANSWERED_WITHIN_S
-        )
+        request = ShowDocumentRequest(id=document)
+        whole = await daemon.ShowDocument(request, timeout=ANSWERED_WITHIN_S)
+        while len(whole.passages) < whole.document.passages:
+            request.after = len(whole.passages)
+            page = await daemon.ShowDocument(request, timeout=ANSWERED_WITHIN_S)
+            if not page.passages:  # it has changed meanwhile
+                break
+            whole.passages.extend(page.passages)
+        return whole
 
 
 async def _folders(session: Session) -> FoldersReply:
