@@ -8,39 +8,33 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
+from daemon.control.library_messages import (
+    citation_message,
+    document_message,
+    filters_of,
+    folder_message,
+    found_messages,
+    pair_message,
+    parsed,
+    passage_messages,
+    stored_message,
+    waiting_message,
+    waiting_of,
+)
 from daemon.control.originals import taken
-from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
-from daemon.library.catalogue.filters import Filters
-from daemon.library.catalogue.near_duplicates import Copies
-from daemon.library.catalogue.waiting import StoredWaiting
-from daemon.library.contents import Passage, StoredDocument
-from daemon.library.readers.bounds import fault_of, on_one_line
 from daemon.library.readers.documents import (
-    MAX_ID,
-    MAX_PAGES_NAMED,
-    MAX_SOURCE,
-    MAX_SPANS,
-    Document,
-    Kind,
     Pair,
-    Place,
-    Span,
-    Waiting,
 )
 from daemon.library.readers.pdf import engines
-from daemon.library.store import Library
 from daemon.process.streams import watched
-from daemon.services.folders import FolderState
 from daemon.services.library_changes import ChangeUnderWay
 from daemon.services.originals import Upload
 from proto import control_pb2 as control
 
-_PASSAGES_SHOWN: Final = 500  # of a document at a time: each may repeat long headings
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
 _PAGE: Final = 1000  # documents or pairs that are looked for at once
@@ -99,6 +93,7 @@ class LibraryCalls(Calls):
     ) -> AsyncIterator[control.IngestProgress]:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
         lost = _Lost()
+        watched = [one.folder for one in self._around.services.folders.states]
         told: set[int] = set()
         async for request in requests:
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
@@ -106,8 +101,8 @@ class LibraryCalls(Calls):
                 faults = await self._answered(context, taken(upload, request, state))
                 yield _with_errors(state, faults)
                 continue
-            documents, pairs, errors = await asyncio.to_thread(_parsed, request)
-            waiting, faults = _waiting(request)
+            documents, pairs, errors = await asyncio.to_thread(parsed, request, watched)
+            waiting, faults = waiting_of(request)
             work = self._driver.collection.ingest(
                 documents, pairs, replace=request.replace, waiting=waiting
             )
@@ -173,7 +168,7 @@ class LibraryCalls(Calls):
                 self._driver.collection.documents(request.begins, request.after, request.limit),
             )
             recorded["documents"] = len(found)
-        return control.ListDocumentsReply(documents=[_stored(one) for one in found])
+        return control.ListDocumentsReply(documents=[stored_message(one) for one in found])
 
     async def ListWaiting(
         self, request: control.ListWaitingRequest, context: Context
@@ -189,7 +184,7 @@ class LibraryCalls(Calls):
             )
             recorded["documents"] = len(found)
         return control.ListWaitingReply(
-            documents=[_waits(one) for one in found],
+            documents=[waiting_message(one) for one in found],
             engine_here=await asyncio.to_thread(engines.installed),
         )
 
@@ -211,11 +206,13 @@ class LibraryCalls(Calls):
                 meant = await self._answered(context, collection.similar(request.id))
                 remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
-            shown = await self._answered(context, collection.read(partial(_passages, request)))
+            shown = await self._answered(
+                context, collection.read(partial(passage_messages, request))
+            )
             kept = await self._answered(context, self._around.services.originals.of(request.id))
             recorded["documents"] = 1
         return control.ShowDocumentReply(
-            document=_stored(found[0]),
+            document=stored_message(found[0]),
             passages=shown,
             waiting=pages,
             original_bytes=kept[0].size if kept else 0,
@@ -232,7 +229,7 @@ class LibraryCalls(Calls):
                 for state in folders.states
             ]
         return control.FoldersReply(
-            folders=[_folder(*one) for one in found],
+            folders=[folder_message(*one) for one in found],
             vanished=folders.vanished,
             scan_s=folders.scan_s,
         )
@@ -257,14 +254,14 @@ class LibraryCalls(Calls):
                     documents, taken = await self._answered(context, texts)
                     some = some[taken:]
                     recorded["documents"] += len(documents)
-                    yield control.ExportDocumentsPart(documents=map(_exported, documents))
+                    yield control.ExportDocumentsPart(documents=map(document_message, documents))
             after, pairs = 0, [(0, Pair("", ()))]
             while pairs:
                 work = collection.pairs_naming(begins, ids or None, after, _PAGE)
                 pairs = await self._answered(context, work)
                 recorded["pairs"] += len(pairs)
                 after = pairs[-1][0] if pairs else 0
-                yield control.ExportDocumentsPart(pairs=[_pair(pair) for _, pair in pairs])
+                yield control.ExportDocumentsPart(pairs=[pair_message(pair) for _, pair in pairs])
 
     async def _pages(
         self, ids: list[str], begins: str, context: Context
@@ -319,8 +316,8 @@ class LibraryCalls(Calls):
             await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
         return control.AskReply(
             answer=answered.text,
-            citations=[_citation(citation) for citation in answered.citations],
-            passages=[_citation(passage) for passage in answered.passages],
+            citations=[citation_message(citation) for citation in answered.citations],
+            passages=[citation_message(passage) for passage in answered.passages],
             model_digest=answered.model_digest,
             seconds=time.monotonic() - started,
         )
@@ -337,14 +334,14 @@ class LibraryCalls(Calls):
                     request.question,
                     request.top_k,
                     request.explain,
-                    _filters(request),
+                    filters_of(request),
                 ),
             )
             outcome, passages = "answered", len(searched.passages)
         finally:
             await self._audit.record_or_owe(self._actor, "search", outcome, passages=passages)
         return control.SearchReply(
-            passages=_found(searched, request.explain),
+            passages=found_messages(searched, request.explain),
             model_digest=searched.model_digest,
             seconds=time.monotonic() - started,
             words_weight=searched.weights.words,
@@ -368,75 +365,6 @@ class _Lost:
             else:
                 self._ids += len(pair.positives)
                 self.sought.append(Pair("", pair.positives))
-
-
-def _parsed(
-    request: control.IngestRequest,
-) -> tuple[list[Document], list[Pair], list[str]]:
-    """Documents and pairs of a batch; what is out of bounds is refused by name, the rest kept."""
-    documents: list[Document] = []
-    pairs: list[Pair] = []
-    errors: list[str] = []
-    for item in request.documents:
-        if len(item.spans) > MAX_SPANS:  # each takes more room here than in the message
-            errors.append(f"document {item.id}: more than {MAX_SPANS:,} spans: cut it")
-        elif fault := fault_of(document := _document(item)):
-            errors.append(fault)
-        else:
-            documents.append(document)
-    for told in request.pairs:
-        if fault := fault_of(pair := Pair(told.query, tuple(told.positives), told.split)):
-            errors.append(fault)
-        else:
-            pairs.append(pair)
-    return documents, pairs, errors
-
-
-def _waiting(request: control.IngestRequest) -> tuple[list[Waiting], list[str]]:
-    """What of a batch waits for OCR; what is out of bounds is refused."""
-    taken, errors = [], []
-    for told in request.waiting:
-        one = Waiting(told.document_id, on_one_line(told.pages), told.source)
-        if not 1 <= len(one.document_id) <= MAX_ID or len(one.source) > MAX_SOURCE:
-            errors.append(f"waiting pages: an id has 1 to {MAX_ID} characters, a source less")
-        elif not 1 <= len(one.pages) <= MAX_PAGES_NAMED:
-            errors.append(f"waiting pages: 1 to {MAX_PAGES_NAMED} characters name them")
-        else:
-            taken.append(one)
-    return taken, errors
-
-
-def _document(item: control.Document) -> Document:
-    return Document(
-        id=item.id,
-        title=item.title,
-        text=item.text,
-        split=item.split,
-        spans=tuple(map(_span, item.spans)),
-        source=item.source,
-        author=item.author,
-        date=item.date,
-        language=item.language,
-        tags=tuple(dict.fromkeys(item.tags.tags)) if item.HasField("tags") else None,
-    )
-
-
-def _span(span: control.Span) -> Span:
-    place = cast(Place, tuple(span.place)) if span.place else None
-    return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place)
-
-
-def _filters(request: control.SearchRequest) -> Filters:
-    return Filters(
-        begins=request.begins,
-        collection=request.collection,
-        title=request.title,
-        author=request.author,
-        since=request.since,
-        until=request.until,
-        language=request.language,
-        tags=tuple(request.tags),
-    )
 
 
 async def _behind(
@@ -474,117 +402,3 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
         "originals": state.originals_kept,
         "pairs": state.pairs,
     }
-
-
-def _stored(document: StoredDocument) -> control.StoredDocument:
-    return control.StoredDocument(**asdict(document))
-
-
-def _waits(one: StoredWaiting) -> control.WaitingDocument:
-    return control.WaitingDocument(
-        id=one.document_id,
-        pages=one.pages,
-        source=one.source,
-        read_again=bool(one.folder) and not one.cause,
-        cause=one.cause,
-    )
-
-
-def _exported(document: Document) -> control.Document:
-    told = control.Document(
-        id=document.id,
-        title=document.title,
-        text=document.text,
-        split=document.split,
-        spans=[
-            control.Span(**(asdict(span) | {"place": span.place or ()})) for span in document.spans
-        ],
-        author=document.author,
-        date=document.date,
-        language=document.language,
-    )
-    if document.tags:
-        told.tags.tags.extend(document.tags)
-    return told
-
-
-def _pair(pair: Pair) -> control.Pair:
-    return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
-
-
-def _passages(request: control.ShowDocumentRequest, library: Library) -> list[control.ShownPassage]:
-    passages = library.passages_of(request.id)[request.after :][:_PASSAGES_SHOWN]
-    copies = library.near.copies({one.rowid: () for one in passages})
-    return [_shown(one, copies.get(one.rowid)) for one in passages]
-
-
-def _shown(passage: Passage, copies: Copies | None) -> control.ShownPassage:
-    return control.ShownPassage(
-        text=passage.text,
-        context=passage.context,
-        kind=passage.kind,
-        page=passage.page,
-        copies=_copies(copies),
-    )
-
-
-def _copies(copies: Copies | None) -> control.Copies | None:
-    return None if copies is None else control.Copies(**asdict(copies))
-
-
-def _folder(state: FolderState, refused: int, told: list[tuple[str, str]]) -> control.WatchedFolder:
-    """Of what was not read, files that are remembered first."""
-    looked = state.looked
-    not_read = [*told, *((one.name, one.cause) for one in looked.not_read)]
-    return control.WatchedFolder(
-        name=state.folder.name,
-        path=str(state.folder.path),
-        files=looked.seen,
-        waiting=len(looked.memory.waiting),
-        other_kinds=looked.other_kinds,
-        refused=refused + looked.not_read_count,
-        not_read=[
-            control.FileNotRead(path=_utf8(name), cause=_utf8(cause)) for name, cause in not_read
-        ],
-        looked_unix_ms=state.looked_unix_ms,
-        look_seconds=looked.seconds,
-        trouble=_utf8(state.trouble),
-        reading=state.reading,
-    )
-
-
-def _utf8(text: str) -> str:
-    """A file's name need not be UTF-8; a message's text has to."""
-    return text.encode(errors="replace").decode()
-
-
-def _citation(citation: Citation) -> control.Citation:
-    return control.Citation(**asdict(citation))
-
-
-def _found(searched: Searched, explain: bool) -> list[control.FoundPassage]:
-    """``explain``: with how each passage came to its place."""
-    told = []
-    for ranked, words, title_words in zip(
-        searched.passages, searched.words, searched.title_words, strict=True
-    ):
-        passage = ranked.passage
-        found = control.FoundPassage(
-            document_id=passage.document_id,
-            passage_id=passage.id,
-            title=passage.title,
-            text=passage.text,
-            score=ranked.score,
-            context=passage.context,
-            kind=passage.kind,
-            page=passage.page,
-            copies=_copies(ranked.copies),
-        )
-        if explain and ranked.explanation is not None:
-            found.explanation.CopyFrom(
-                control.RankExplanation(
-                    **asdict(ranked.explanation), words=words, title_words=title_words
-                )
-            )
-        told.append(found)
-    return told

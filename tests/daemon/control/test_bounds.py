@@ -18,8 +18,10 @@ from google.protobuf.message import Message
 
 from config.loading import load
 from daemon.control.context import WithinBounds
-from daemon.control.library import _first_time, _Lost, _parsed, _with_errors
+from daemon.control.library import _first_time, _Lost, _with_errors
+from daemon.control.library_messages import parsed
 from daemon.control.training import TrainingCalls
+from daemon.library.folders import Folder
 from daemon.library.readers.documents import (
     MAX_ID,
     MAX_QUERY_BYTES,
@@ -174,7 +176,7 @@ def test_each_document_and_pair_has_its_bounds() -> None:
             control.Pair(query="q", positives=["x", "y" * (MAX_ID + 1)], split="train"),
         ],
     )
-    documents, pairs, errors = _parsed(request)
+    documents, pairs, errors = parsed(request)
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
     assert len(errors) == 5 + len(LIES) + 3
@@ -202,7 +204,7 @@ def test_blocks_follow_one_another_and_leave_nothing_out(spans: list[tuple[Any, 
     documents = [
         control.Document(id=n, text="one two.", spans=s) for n, s in (("x", told), ("y", good))
     ]
-    taken, _, errors = _parsed(control.IngestRequest(documents=documents))
+    taken, _, errors = parsed(control.IngestRequest(documents=documents))
     assert [document.id for document in taken] == ["y"]
     (error,) = errors
     assert error.startswith("document x: its spans don't lie in its text one after another")
@@ -268,3 +270,24 @@ async def test_what_is_within_its_bounds_is_answered(
     batches = [control.IngestRequest(), control.IngestRequest()]
     assert len([step async for step in stub.Ingest(iter(batches))]) == 2
     assert servicer.seen == [*good, *batches]
+
+
+def test_what_comes_from_elsewhere_is_not_put_where_a_folder_is_watched() -> None:
+    """The folder's next look would replace it, and nobody would know."""
+    watched = [Folder("contracts", Path("/srv/contracts"))]
+    documents = [
+        control.Document(id=name, text="one two.", source=source)
+        for name, source in (
+            ("contracts/lease.txt", "/home/ada/lease.txt"),
+            ("contracts/lease.txt", "/srv/contracts/lease.txt"),
+            ("contracts-2/lease.txt", "/home/ada/lease.txt"),
+        )
+    ]
+    taken, _, errors = parsed(control.IngestRequest(documents=documents), watched)
+    assert [document.source for document in taken] == [
+        *("/srv/contracts/lease.txt", "/home/ada/lease.txt")
+    ]
+    assert errors == [
+        "document contracts/lease.txt: contracts is the collection of the watched folder "
+        "/srv/contracts: put it there, or give another --collection"
+    ]

@@ -107,7 +107,7 @@ async def site(folder: Path, *, keeping: bool = False) -> AsyncIterator[Site]:
         stack.callback(audit.close)
         collection = driver.collection
         kept = KeptOriginals(collection, collection._learning, keeping)
-        services = SimpleNamespace(originals=kept)
+        services = SimpleNamespace(originals=kept, folders=SimpleNamespace(states=[]))
         around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
         # mypy misses the other topics' methods, which are not asked.
         calls = SomeCalls(around, "uid:0")  # type: ignore[abstract]

@@ -38,7 +38,7 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         audit = AuditLog(tmp_path / "asked")
         stack.callback(audit.close)
         kept = KeptOriginals(driver.collection, driver.collection._learning, False)
-        services = SimpleNamespace(originals=kept)
+        services = SimpleNamespace(originals=kept, folders=SimpleNamespace(states=[]))
         around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
         # mypy misses the other topics' methods, which are not asked.
         calls = LibraryCalls(around, "uid:0")  # type: ignore[abstract]

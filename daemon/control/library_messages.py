@@ -1,0 +1,240 @@
+"""Documents, passages and what is found as messages of control.proto, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final, cast
+
+from daemon.answering.generator import Citation
+from daemon.jobs.answering import Searched
+from daemon.library.catalogue.filters import Filters
+from daemon.library.catalogue.near_duplicates import Copies
+from daemon.library.catalogue.waiting import StoredWaiting
+from daemon.library.contents import Passage, StoredDocument
+from daemon.library.folders import Folder
+from daemon.library.readers.bounds import fault_of, on_one_line
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_PAGES_NAMED,
+    MAX_SOURCE,
+    MAX_SPANS,
+    Document,
+    Kind,
+    Pair,
+    Place,
+    Span,
+    Waiting,
+)
+from daemon.library.store import Library
+from daemon.services.folders import FolderState
+from proto import control_pb2 as control
+
+PASSAGES_SHOWN: Final = 500  # of a document at a time: each may repeat long headings
+
+
+def parsed(
+    request: control.IngestRequest, watched: Sequence[Folder] = ()
+) -> tuple[list[Document], list[Pair], list[str]]:
+    """Documents and pairs of a batch; what is out of bounds is refused by name, the rest kept.
+
+    So is what is not of a folder that is ``watched``, and would lie in its collection.
+    """
+    documents: list[Document] = []
+    pairs: list[Pair] = []
+    errors: list[str] = []
+    for item in request.documents:
+        if len(item.spans) > MAX_SPANS:  # each takes more room here than in the message
+            errors.append(f"document {item.id}: more than {MAX_SPANS:,} spans: cut it")
+        elif folder := next((one for one in watched if _would_be(item, one)), None):
+            errors.append(
+                f"document {item.id}: {folder.name} is the collection of the watched folder "
+                f"{folder.path}: put it there, or give another --collection"
+            )
+        elif fault := fault_of(document := _document(item)):
+            errors.append(fault)
+        else:
+            documents.append(document)
+    for told in request.pairs:
+        if fault := fault_of(pair := Pair(told.query, tuple(told.positives), told.split)):
+            errors.append(fault)
+        else:
+            pairs.append(pair)
+    return documents, pairs, errors
+
+
+def _would_be(item: control.Document, folder: Folder) -> bool:
+    of_it = item.source.startswith(f"{folder.path}/")
+    return item.id.startswith(f"{folder.name}/") and not of_it
+
+
+def waiting_of(request: control.IngestRequest) -> tuple[list[Waiting], list[str]]:
+    """What of a batch waits for OCR; what is out of bounds is refused."""
+    taken, errors = [], []
+    for told in request.waiting:
+        one = Waiting(told.document_id, on_one_line(told.pages), told.source)
+        if not 1 <= len(one.document_id) <= MAX_ID or len(one.source) > MAX_SOURCE:
+            errors.append(f"waiting pages: an id has 1 to {MAX_ID} characters, a source less")
+        elif not 1 <= len(one.pages) <= MAX_PAGES_NAMED:
+            errors.append(f"waiting pages: 1 to {MAX_PAGES_NAMED} characters name them")
+        else:
+            taken.append(one)
+    return taken, errors
+
+
+def _document(item: control.Document) -> Document:
+    return Document(
+        id=item.id,
+        title=item.title,
+        text=item.text,
+        split=item.split,
+        spans=tuple(map(_span, item.spans)),
+        source=item.source,
+        author=item.author,
+        date=item.date,
+        language=item.language,
+        tags=tuple(dict.fromkeys(item.tags.tags)) if item.HasField("tags") else None,
+    )
+
+
+def _span(span: control.Span) -> Span:
+    place = cast(Place, tuple(span.place)) if span.place else None
+    return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place)
+
+
+def filters_of(request: control.SearchRequest) -> Filters:
+    """What a search asks of documents."""
+    return Filters(
+        begins=request.begins,
+        collection=request.collection,
+        title=request.title,
+        author=request.author,
+        since=request.since,
+        until=request.until,
+        language=request.language,
+        tags=tuple(request.tags),
+    )
+
+
+def stored_message(document: StoredDocument) -> control.StoredDocument:
+    """A document as it is listed."""
+    return control.StoredDocument(**asdict(document))
+
+
+def waiting_message(one: StoredWaiting) -> control.WaitingDocument:
+    """What waits for OCR, as it is listed."""
+    return control.WaitingDocument(
+        id=one.document_id,
+        pages=one.pages,
+        source=one.source,
+        read_again=bool(one.folder) and not one.cause,
+        cause=one.cause,
+    )
+
+
+def document_message(document: Document) -> control.Document:
+    """A whole document, as an ingest takes it."""
+    told = control.Document(
+        id=document.id,
+        title=document.title,
+        text=document.text,
+        split=document.split,
+        spans=[
+            control.Span(**(asdict(span) | {"place": span.place or ()})) for span in document.spans
+        ],
+        author=document.author,
+        date=document.date,
+        language=document.language,
+    )
+    if document.tags:
+        told.tags.tags.extend(document.tags)
+    return told
+
+
+def pair_message(pair: Pair) -> control.Pair:
+    """A pair, as an ingest takes it."""
+    return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
+
+
+def passage_messages(
+    request: control.ShowDocumentRequest, library: Library
+) -> list[control.ShownPassage]:
+    """The next of a document's passages, with what says nearly the same."""
+    passages = library.passages_of(request.id)[request.after :][:PASSAGES_SHOWN]
+    copies = library.near.copies({one.rowid: () for one in passages})
+    return [_shown(one, copies.get(one.rowid)) for one in passages]
+
+
+def _shown(passage: Passage, copies: Copies | None) -> control.ShownPassage:
+    return control.ShownPassage(
+        text=passage.text,
+        context=passage.context,
+        kind=passage.kind,
+        page=passage.page,
+        copies=_copies(copies),
+    )
+
+
+def _copies(copies: Copies | None) -> control.Copies | None:
+    return None if copies is None else control.Copies(**asdict(copies))
+
+
+def folder_message(
+    state: FolderState, refused: int, told: list[tuple[str, str]]
+) -> control.WatchedFolder:
+    """Of what was not read, files that are remembered first."""
+    looked = state.looked
+    not_read = [*told, *((one.name, one.cause) for one in looked.not_read)]
+    return control.WatchedFolder(
+        name=state.folder.name,
+        path=str(state.folder.path),
+        files=looked.seen,
+        waiting=len(looked.memory.waiting),
+        other_kinds=looked.other_kinds,
+        refused=refused + looked.not_read_count,
+        not_read=[
+            control.FileNotRead(path=_utf8(name), cause=_utf8(cause)) for name, cause in not_read
+        ],
+        looked_unix_ms=state.looked_unix_ms,
+        look_seconds=looked.seconds,
+        trouble=_utf8(state.trouble),
+        reading=state.reading,
+    )
+
+
+def _utf8(text: str) -> str:
+    """A file's name need not be UTF-8; a message's text has to."""
+    return text.encode(errors="replace").decode()
+
+
+def citation_message(citation: Citation) -> control.Citation:
+    """A citation of an answer, or a passage that it could be made of."""
+    return control.Citation(**asdict(citation))
+
+
+def found_messages(searched: Searched, explain: bool) -> list[control.FoundPassage]:
+    """``explain``: with how each passage came to its place."""
+    told = []
+    for ranked, words, title_words in zip(
+        searched.passages, searched.words, searched.title_words, strict=True
+    ):
+        passage = ranked.passage
+        found = control.FoundPassage(
+            document_id=passage.document_id,
+            passage_id=passage.id,
+            title=passage.title,
+            text=passage.text,
+            score=ranked.score,
+            context=passage.context,
+            kind=passage.kind,
+            page=passage.page,
+            copies=_copies(ranked.copies),
+        )
+        if explain and ranked.explanation is not None:
+            found.explanation.CopyFrom(
+                control.RankExplanation(
+                    **asdict(ranked.explanation), words=words, title_words=title_words
+                )
+            )
+        told.append(found)
+    return told
