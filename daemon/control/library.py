@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.library_messages import (
@@ -53,7 +53,10 @@ class LibraryCalls(Calls):
         # Read before anything may refuse: whoever still sends would take a refusal for a
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
-        async with self._changing("ingest", context) as recorded:
+        async with (
+            self._changing("an ingest", context),
+            self._audited(context, "ingest") as recorded,
+        ):
             originals = self._around.services.originals
             state = control.IngestProgress(keeps_originals=originals.keeping)
             upload = originals.upload()
@@ -71,17 +74,14 @@ class LibraryCalls(Calls):
                     await self._driver.readiness.refresh()
 
     @asynccontextmanager
-    async def _changing(
-        self, action: Literal["ingest", "remove"], context: Context
-    ) -> AsyncIterator[dict[str, Any]]:
-        """One change of the library at a time, audited: a second person's is refused."""
-        what = {"ingest": "an ingest", "remove": "a removal"}[action]
+    async def _changing(self, what: str, context: Context) -> AsyncIterator[None]:
+        """One change of the library at a time: a second person's is refused."""
         async with AsyncExitStack() as turn:
             try:
                 await turn.enter_async_context(self._driver.collection.changes.asked_for(what))
             except ChangeUnderWay as error:
                 await refuse(context, str(error))
-            yield await turn.enter_async_context(self._audited(context, action))
+            yield
 
     async def _ingested(
         self,
@@ -282,7 +282,10 @@ class LibraryCalls(Calls):
     ) -> AsyncIterator[control.RemoveDocumentsProgress]:
         """Documents out, with what was made of them; then the index is made without them."""
         collection, pairs = self._driver.collection, self._around.services.pairs
-        async with self._changing("remove", context) as recorded:
+        async with (
+            self._changing("a removal", context),
+            self._audited(context, "remove") as recorded,
+        ):
             known = await self._answered(context, collection.known(request.ids))
             waited = await self._answered(
                 context, collection.read(lambda library: library.waiting_of(request.ids))

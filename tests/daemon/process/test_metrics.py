@@ -34,4 +34,5 @@ def test_metrics_of_a_row_stand_side_by_side() -> None:
     written: dict[Unit, Callable[[float], str]] = dict.fromkeys(units, "{:g}".format)
     found = dict(rows(StatusReply(documents=3, passages=7), written))
     assert found["library"] == "3 documents, 7 passages, 0 not indexed yet"
-    assert list(found) == ["library", "index", "pairs", "traffic", "memory", "loop lag"]
+    assert list(found) == ["library", "pairs", "traffic", "memory", "loop lag"], "none is open"
+    assert "index" in dict(rows(StatusReply(index_recall=0.9), written))
