@@ -234,14 +234,14 @@ async def test_what_is_slow_to_check_is_paid_by_its_time(federation: Federation)
     """A message of 400 kB stops the event loop for a fifth of a second, and costs its sender."""
     async with door(federation, requests_per_s=5, burst=60) as alpha:
         checked, answers = await slowed(alpha)
-    assert checked <= 2
+    assert checked <= 5, "a faster machine checks more in the time that is paid for"
     assert answers["RESOURCE_EXHAUSTED"] > 1
 
 
 async def test_what_is_slow_to_check_passes_where_bytes_alone_count(federation: Federation) -> None:
     async with door(federation, undefended="parsing", requests_per_s=5, burst=60) as alpha:
         checked, _ = await slowed(alpha)
-    assert checked > 2
+    assert checked > 5
 
 
 # ---- the audit log ----------------------------------------------------------------------
