@@ -56,10 +56,12 @@ async def attack(kind: str, federation: Federation, *arguments: int) -> dict[str
 
 
 def slow_to_check() -> bytes:
-    """Some 500 kB, each of whose 65,536 parts is looked at before what is out of bounds is met."""
+    """Some 2 MB, each of whose 45,568 parts is looked at: the last one is out of bounds."""
     sites = [f"s{number:03}" for number in range(256)]
-    items = [pb.MaskingItem(site=site) for site in sites]
-    openings = pb.Openings(round=1, opened=[pb.Opened(site=site, items=items) for site in sites])
+    items = [pb.MaskingItem(site=site, content=bytes(33)) for site in sites]
+    opened = [pb.Opened(site=site, items=items) for site in sites[:178]]
+    opened[-1].items[-1].content = b""
+    openings = pb.Openings(round=1, opened=opened)
     message = pb.Envelope(federation_id="med", sender="beta", manifest_version=1, openings=openings)
     return message.SerializeToString()
 
