@@ -97,12 +97,15 @@ class LibraryCalls(Calls):
         told: set[int] = set()
         async for request in requests:
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
-            if request.offered or request.pieces:
+            files = request.offered or request.pieces
+            if files and not (request.documents or request.pairs or request.waiting):
                 faults = await self._answered(context, taken(upload, request, state))
                 yield _with_errors(state, faults)
                 continue
             documents, pairs, errors = await asyncio.to_thread(parsed, request, watched)
-            waiting, faults = waiting_of(request)
+            if files:
+                errors.append("files come behind their documents: send them in another request")
+            waiting, faults = waiting_of(request, watched)
             work = self._driver.collection.ingest(
                 documents, pairs, replace=request.replace, waiting=waiting
             )

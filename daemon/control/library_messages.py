@@ -46,11 +46,8 @@ def parsed(
     for item in request.documents:
         if len(item.spans) > MAX_SPANS:  # each takes more room here than in the message
             errors.append(f"document {item.id}: more than {MAX_SPANS:,} spans: cut it")
-        elif folder := next((one for one in watched if _would_be(item, one)), None):
-            errors.append(
-                f"document {item.id}: {folder.name} is the collection of the watched folder "
-                f"{folder.path}: put it there, or give another --collection"
-            )
+        elif folder := _other_folder(item.id, item.source, watched):
+            errors.append(_lies_in(item.id, folder))
         elif fault := fault_of(document := _document(item)):
             errors.append(fault)
         else:
@@ -63,13 +60,26 @@ def parsed(
     return documents, pairs, errors
 
 
-def _would_be(item: control.Document, folder: Folder) -> bool:
-    of_it = item.source.startswith(f"{folder.path}/")
-    return item.id.startswith(f"{folder.name}/") and not of_it
+def _other_folder(document_id: str, source: str, watched: Sequence[Folder]) -> Folder | None:
+    """The watched folder in whose collection it would lie, though it is no file of that."""
+    for folder in watched:
+        of_it = source.startswith(f"{folder.path}/")
+        if document_id.startswith(f"{folder.name}/") and not of_it:
+            return folder
+    return None
 
 
-def waiting_of(request: control.IngestRequest) -> tuple[list[Waiting], list[str]]:
-    """What of a batch waits for OCR; what is out of bounds is refused."""
+def _lies_in(document_id: str, folder: Folder) -> str:
+    return (
+        f"document {document_id}: {folder.name} is the collection of the watched folder "
+        f"{folder.path}: put it there, or give another --collection"
+    )
+
+
+def waiting_of(
+    request: control.IngestRequest, watched: Sequence[Folder] = ()
+) -> tuple[list[Waiting], list[str]]:
+    """As `parsed`: what of a batch waits for OCR."""
     taken, errors = [], []
     for told in request.waiting:
         one = Waiting(told.document_id, on_one_line(told.pages), told.source)
@@ -77,6 +87,8 @@ def waiting_of(request: control.IngestRequest) -> tuple[list[Waiting], list[str]
             errors.append(f"waiting pages: an id has 1 to {MAX_ID} characters, a source less")
         elif not 1 <= len(one.pages) <= MAX_PAGES_NAMED:
             errors.append(f"waiting pages: 1 to {MAX_PAGES_NAMED} characters name them")
+        elif folder := _other_folder(one.document_id, one.source, watched):
+            errors.append(_lies_in(one.document_id, folder))
         else:
             taken.append(one)
     return taken, errors

@@ -262,7 +262,7 @@ class Boxes:
         names: set[str] = set()
         try:
             with one.told:
-                while (item := self._next(one, allowance)) is not None:
+                while (item := self._next(one, allowance, pairs=its_id is None)) is not None:
                     patient = patient and isinstance(item, int)
                     if isinstance(item, int):
                         watch(item)
@@ -286,15 +286,18 @@ class Boxes:
             yield FileProblem(where, str(ended), passing=ended.passing)
 
     def _next(
-        self, one: _Begun, allowance: _Allowance
+        self, one: _Begun, allowance: _Allowance, *, pairs: bool
     ) -> Document | Pair | FileProblem | Attached | int | None:
-        """The next that is told; None: that was all. Raises _Ended."""
+        """The next that is told; None: that was all. Raises _Ended.
+
+        ``pairs``: it may be one, for the file is of records.
+        """
         kind, content = self._message(one, allowance)
         if kind == _OVER:
             return None
         try:
             item = _TOLD[kind].validate_json(content)
-            makes_sense = _makes_sense(item)
+            makes_sense = _makes_sense(item) and (pairs or not isinstance(item, Pair))
         except (KeyError, ValidationError):
             makes_sense = False
         if not makes_sense:
@@ -347,6 +350,11 @@ class Boxes:
         allowance.attached -= 1
         if allowance.attached < 0 or depth >= self._limits.depth:
             yield FileProblem(where, "too many files in files: take it out and ingest it")
+            return
+        reader = reader_of(Path(name))
+        if reader is not None and not reader.named_by_file:
+            # Whoever sends a letter would choose ids of documents here, and teach by pairs.
+            yield FileProblem(where, "records, which no letter brings: take it out and ingest it")
             return
         with tempfile.TemporaryDirectory(prefix="hanse-attached-") as folder:
             # By its end alone it is read; a name on the disk has less room than one in a letter.

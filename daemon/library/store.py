@@ -131,7 +131,7 @@ class Library:
                     tally[self._put_document(document, splitter, dropped, replace)] += 1
                 except _FromElsewhere as error:
                     refused[document.id] = str(error)
-            self._waiting.put(waiting)
+            self._waiting.put(waiting, replace=replace)
             self._drop_features(dropped)
         return IngestCounts(**tally, refused=tuple(refused.values()), elsewhere=tuple(refused))
 
@@ -149,10 +149,10 @@ class Library:
             if document.source in ("", row[1]):
                 self._waiting.drop(document.id)  # what still does is told behind it
             return "changed" if self._catalogue.enter(document) else "unchanged"
-        if row is not None and not replace and "" != row[1] != document.source != "":
+        if row is not None and not replace and row[1] not in ("", document.source):
             raise _FromElsewhere(
-                f"{document.id} is here from {row[1]}, and {document.source} says otherwise: "
-                "give one of them a --collection, or --replace it if the file has moved"
+                f"{document.id} is here from {row[1]}, and {document.source or 'a record'} says "
+                "otherwise: give one of them a --collection, or --replace it if the file has moved"
             )
         if row is not None:
             if document.tags is None:

@@ -1,7 +1,8 @@
 """What a process gives up before it looks at a stranger's file: the kernel does not give it back.
 
-It writes nothing, calls and signals nobody, and reads that one file and the programs that it is
-read by, nothing else (Landlock): not the site's keys, its library, or the file beside it.
+It writes nothing, signals nobody, and reads that one file and the programs that it is read by,
+nothing else (Landlock): not the site's keys, its library, or the file beside it. It makes no
+socket (seccomp(2)): Landlock would let it call `fedd` by its socket's path.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -16,11 +18,12 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 # landlock_create_ruleset, _add_rule and _restrict_self (landlock(7))
@@ -32,6 +35,31 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _FILES: Final = {1: 0x1FFE, 2: 0x3FFE, 3: 0x7FFE}
 _TCP: Final = 3  # to bind and to connect; version 4
 _OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; version 6
+
+# A filter of system calls (seccomp(2)) is a program for the kernel's classic packet filter.
+_FILTER: Final = 2
+_LOAD, _JUMP_IF_EQUAL, _JUMP_FROM, _RETURN = 0x20, 0x15, 0x35, 0x06
+_CALL_AT, _MACHINE_AT = 0, 4  # in what it looks at
+_LET_IT, _REFUSE_IT = 0x7FFF0000, 0x00050000 | errno.EPERM
+_X32: Final = 0x40000000  # calls from here on are other numbers for the same (x86_64)
+_IO_URING_SETUP: Final = 425  # a socket could be had through it, too
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """A machine as the kernel names it (linux/audit.h), and its numbers of calls."""
+
+    machine: int
+    socket: int
+    # Whoever leaves the group of processes is not ended with it.
+    setpgid: int
+    setsid: int
+
+
+_MACHINES: Final = {
+    "x86_64": _Calls(0xC000003E, socket=41, setpgid=109, setsid=112),
+    "aarch64": _Calls(0xC00000B7, socket=198, setpgid=154, setsid=157),
+}
 
 # Programs and their data, and what the C library and number crunchers ask of the machine. Of
 # /etc, /home, /opt, /srv, /var and /tmp nothing.
@@ -54,6 +82,19 @@ class _Rule(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("at", ctypes.c_int32))
 
 
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("if_true", ctypes.c_uint8),
+        ("if_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
 def confine(readable: Path, *, memory_bytes: int, cpu_s: float) -> None:
     """Give up all but reading one file, with so much data and processor time.
 
@@ -68,6 +109,7 @@ def confine(readable: Path, *, memory_bytes: int, cpu_s: float) -> None:
         _limit(resource.RLIMIT_CPU, max(1, int(cpu_s)))
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         _touch_nothing_but(at)
+        _call_nobody()
     finally:
         os.close(at)
     # Another user's network has no routes. For root alone without one of users, in which
@@ -113,6 +155,28 @@ def _touch_nothing_but(readable: int) -> None:
             raise _refused("landlock_restrict_self")
     finally:
         os.close(rules)
+
+
+def _call_nobody() -> None:
+    """No socket is made from here on, and the group of processes is not left."""
+    machine = _MACHINES.get(platform.machine())
+    if machine is None:  # its calls have numbers that are not written here; the other limits hold
+        return
+    refused = [machine.socket, _IO_URING_SETUP, machine.setpgid, machine.setsid]
+    # Jumps count instructions; the last of all refuses.
+    steps = [(_LOAD, 0, 0, _MACHINE_AT), (_JUMP_IF_EQUAL, 0, len(refused) + 3, machine.machine)]
+    steps += [(_LOAD, 0, 0, _CALL_AT), (_JUMP_FROM, len(refused) + 1, 0, _X32)]
+    steps += [
+        (_JUMP_IF_EQUAL, left, 0, call)
+        for left, call in zip(range(len(refused), 0, -1), refused, strict=True)
+    ]
+    steps += [(_RETURN, 0, 0, _LET_IT), (_RETURN, 0, 0, _REFUSE_IT)]
+    code = (_Instruction * len(steps))(*(_Instruction(*step) for step in steps))
+    program = _Program(len(steps), code)
+    if _LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) == 0:
+        return
+    if ctypes.get_errno() != errno.EINVAL:  # that: a kernel that knows no filters
+        raise _refused("prctl, PR_SET_SECCOMP")
 
 
 def _programs() -> Iterator[str]:

@@ -158,6 +158,16 @@ async def cedar_is_back_and_reads_nothing_new(live: LiveFederation, before: Befo
     assert "index not made" not in cedar.log, "it is not sent to read what it can't"
 
 
+async def until_it_contributes(live: LiveFederation, name: str) -> None:
+    """Any two make a round: on a busy machine one may be over before the third has trained."""
+    site = live.sites[name]
+    for _ in range(5):
+        await live.train(name, 1)
+        if name in (await site.rounds())[-1].certificate.body.contributors:
+            return
+    raise AssertionError(f"{name} took part in none of five rounds:\n{site.log}")
+
+
 async def test_another_encoder_costs_no_promise_no_ledger_no_history(tmp_path: Path) -> None:
     other = small_encoder(tmp_path / "other", words=_words(), dimension=48, seed=7)
     following = {"next_retriever": {"encoder": str(other), "max_tokens": 64}}
@@ -181,10 +191,9 @@ async def test_another_encoder_costs_no_promise_no_ledger_no_history(tmp_path: P
             newest = await until_served(cedar)
         assert newest.index_digest == newest.model_digest
         await live.until_connected()
-        await live.train("cedar", 1)
+        await until_it_contributes(live, "cedar")
         whole = [await history(site) for site in live.sites.values()]
         assert whole[0] == whole[1] == whole[2]
-        assert (whole[0][:2], len(whole[0])) == (before.past, 6)
-        assert "cedar" in (await cedar.rounds())[-1].certificate.body.contributors
+        assert whole[0][:2] == before.past
         for site in live.sites.values():
             assert (await until_served(site)).index_digest == (await cedar.status()).model_digest

@@ -158,13 +158,13 @@ def place_for(path: Path, ending: str, why: str, *, replace: bool) -> Path:
 
     Raises CommandError for what is no place for it, and unless ``replace`` where one is.
     """
-    if not path.name.lower().endswith(ending):
+    place = path.resolve()
+    if wrong := [one for one in (path, place) if not one.name.lower().endswith(ending)]:
         raise CommandError(
-            f"{path} does not end in {ending}: {why}",
+            f"{wrong[0]} does not end in {ending}: {why}",
             f"Give it a name that ends in {ending}",
             exit_code=Exit.USAGE,
         )
-    place = path.resolve()
     if place.exists() and not place.is_file():
         raise CommandError(f"{path} is no file", "Name another", exit_code=Exit.USAGE)
     if place.exists() and not replace:

@@ -38,17 +38,28 @@ class WaitingPages:
 
     # ---- writing ---------------------------------------------------------------
 
-    def put(self, waiting: Iterable[Waiting], file: tuple[str, bytes] | None = None) -> None:
+    def put(
+        self,
+        waiting: Iterable[Waiting],
+        file: tuple[str, bytes] | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
         """Note what waits; ``file``: of a watched folder, by collection and path.
 
-        Nothing is noted of a document that is here from another file: that one was refused.
+        Unless it is of one, or is to ``replace`` them, nothing is noted of a document that is
+        here, or waits, from another file: that one was refused.
         """
         collection, path = file or (None, None)
         self._db.executemany(
             "INSERT OR REPLACE INTO waiting(document_id, pages, source, collection, path, cause)"
-            " SELECT ?1, ?2, ?3, ?4, ?5, '' WHERE ?4 IS NOT NULL OR NOT EXISTS"
-            " (SELECT 1 FROM document WHERE id = ?1 AND source NOT IN ('', ?3))",
-            [(one.document_id, one.pages, one.source, collection, path) for one in waiting],
+            " SELECT ?1, ?2, ?3, ?4, ?5, '' WHERE ?6 OR ?4 IS NOT NULL OR NOT EXISTS"
+            " (SELECT 1 FROM document WHERE id = ?1 AND source NOT IN ('', ?3)"
+            " UNION ALL SELECT 1 FROM waiting WHERE document_id = ?1 AND source NOT IN ('', ?3))",
+            [
+                (one.document_id, one.pages, one.source, collection, path, replace)
+                for one in waiting
+            ],
         )
 
     def drop(self, document_id: str) -> None:

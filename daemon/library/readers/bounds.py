@@ -46,6 +46,8 @@ def _fault_of_document(item: Document) -> str:
         fault = f"split {item.split!r} is not train, valid or test"
     elif len(item.title) > MAX_TITLE or len(item.text.encode()) > MAX_TEXT_BYTES:
         fault = f"a title has up to {MAX_TITLE} characters, a text {MAX_TEXT_BYTES} bytes"
+    elif "\0" in item.id:
+        fault = "its id has a NUL"
     elif len(item.source) > MAX_SOURCE:
         fault = "its source is too long"
     elif about := metadata_fault(item.author, item.date, item.language, item.tags or ()):

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from config.loading import load
 from daemon.control.context import WithinBounds
 from daemon.control.library import _first_time, _Lost, _with_errors
-from daemon.control.library_messages import parsed
+from daemon.control.library_messages import parsed, waiting_of
 from daemon.control.training import TrainingCalls
 from daemon.library.folders import Folder
 from daemon.library.readers.documents import (
@@ -291,3 +291,9 @@ def test_what_comes_from_elsewhere_is_not_put_where_a_folder_is_watched() -> Non
         "document contracts/lease.txt: contracts is the collection of the watched folder "
         "/srv/contracts: put it there, or give another --collection"
     ]
+    pages = control.WaitingPages(
+        document_id="contracts/scan.pdf", pages="1", source="/home/ada/scan.pdf"
+    )
+    waiting, errors = waiting_of(control.IngestRequest(waiting=[pages]), watched)
+    assert (waiting, len(errors)) == ([], 1)
+    assert "contracts is the collection of the watched folder" in errors[0]

@@ -124,6 +124,14 @@ async def test_to_know_a_digest_is_no_right_to_the_bytes(keeping: Site) -> None:
     assert left_over(keeping) == []
 
 
+async def test_documents_beside_files_are_taken_and_the_files_told(keeping: Site) -> None:
+    both = control.IngestRequest(documents=[document("both.txt")])
+    both.MergeFrom(offer("both.txt", SECRET))
+    step, *_, last = await ingest(keeping, both)
+    assert (last.documents_new, last.originals_kept) == (1, 0)
+    assert list(step.errors) == ["files come behind their documents: send them in another request"]
+
+
 async def test_more_than_was_offered_is_not_taken(keeping: Site) -> None:
     batch = control.IngestRequest(documents=[document("long.txt")])
     long = bytes(2000)

@@ -168,6 +168,10 @@ def test_no_file_goes_under_a_name_that_runs_it(
     ran = fedctl("documents", "original", document, "--out", out / name)
     assert (ran.code, f"does not end in {needed}" in ran.err) == (2, True), ran.err
     assert list(out.iterdir()) == []
+    (out / f"link{needed}").symlink_to(out / "x.sh")  # a link has no better name than its end
+    ran = fedctl("documents", "original", document, "--out", out / f"link{needed}")
+    assert (ran.code, f"does not end in {needed}" in ran.err) == (2, True), ran.err
+    assert not (out / "x.sh").exists()
     assert fedctl("documents", "original", document, "--out", out / f"x{needed}").code == 0
 
 

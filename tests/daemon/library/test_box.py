@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import textwrap
 import threading
@@ -22,7 +23,7 @@ GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n
 
 # What a reader does once a file has taken it over; the file's ending chooses.
 TAKEN_OVER = """
-    import os, signal, socket, time
+    import ctypes, os, signal, socket, time
     from pathlib import Path
     from daemon.library import files
     from daemon.library.readers.documents import Attached, Block, Document, Pair, Span
@@ -56,12 +57,26 @@ TAKEN_OVER = """
             lambda: os.truncate(source.path, 0),
             lambda: os.kill(os.getppid(), signal.SIGKILL),
             lambda: socket.create_connection(("127.0.0.1", int(source.path.read_text())), 1),
+            lambda: socket.socket(socket.AF_UNIX).connect(str(source.path.parent / "fedd.sock")),
+            lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(
+                b"x", ("127.0.0.1", int(source.path.read_text()))
+            ),
+            lambda: called(425, 8, bytes(120)),  # io_uring_setup
+            os.setsid,
         ):
             try:
                 act()
                 yield Block("text", "done")
             except OSError as error:
                 yield Block("text", f"refused: {error.strerror}")
+
+    def called(*call):
+        if ctypes.CDLL(None, use_errno=True).syscall(*call) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def leave(source):
+        os.setpgid(0, 0)
+        yield Block("text", "left")
 
     def impostor(source):
         yield Document("another.txt", "", "mine now")
@@ -72,12 +87,24 @@ TAKEN_OVER = """
         yield Attached("../../in\\0side.nest", source.path.read_bytes())
 
     def names(source):
-        for name in ("..", ".", "", "\u6f22" * 100 + ".names", "a.jsonl", "2-a.jsonl", "a.jsonl"):
+        for name in ("..", ".", "", "\u6f22" * 100 + ".names", "a.one", "2-a.one", "a.one"):
             yield Attached(name, source.path.read_bytes())
+
+    def one(source):
+        yield Block("text", "one")
+
+    def teach(source):
+        yield Document("b.md", "", "mine")
+        yield Pair("Where is the key?", ("b.md",))
+
+    def letter(source):
+        yield Block("text", "Dear all")
+        for ending in (".jsonl", ".JSONL.gz"):
+            yield Attached("a" + ending, source.path.read_bytes())
 
     def wait(source):
         yield Attached("a.hang", b"x")
-        yield Attached("b.jsonl", source.path.read_bytes())
+        yield Attached("b.one", source.path.read_bytes())
 
     def liar(source):
         text = source.path.read_text()
@@ -127,11 +154,12 @@ TAKEN_OVER = """
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (spy, slow, broken):
+    for act in (spy, slow, broken, one, leave, letter):
         files.READERS["." + act.__name__] = Reader(blocks=act)
     for act in (names, wait, liar, many, gap):
         files.READERS["." + act.__name__] = Reader(records=act)
     files.READERS[".txt"] = Reader(records=impostor)
+    files.READERS[".md"] = Reader(records=teach)
 """
 
 
@@ -199,18 +227,30 @@ def test_a_reader_has_its_memory_and_its_time_and_no_more(folder: Path) -> None:
 
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock knows no signals")
 def test_a_reader_writes_calls_and_kills_nobody(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    daemon = socket.socket(socket.AF_UNIX)
+    with socket.create_server(("127.0.0.1", 0)) as server, daemon:
+        daemon.bind(str(folder / "fedd.sock"))
+        daemon.listen()
         path = folder / "a.write"
         path.write_text(str(server.getsockname()[1]))
         (folder / "b.jsonl").write_text(GOOD)
         document, after = boxed(folder, "a.write", "b.jsonl")
     assert isinstance(document, Document)
     said = document.text.split("\n\n")
-    assert len(said) == 5
+    assert len(said) == 9
     assert all(line.startswith("refused: ") for line in said), said
+    if platform.machine() in ("x86_64", "aarch64"):  # by seccomp, so also where Landlock is old
+        assert said[4:] == ["refused: Operation not permitted"] * 5
     assert [entry.name for entry in folder.iterdir()].count("written") == 0
     assert path.stat().st_size > 0
     assert after == Document("a", "Keels", "A keel runs along the bottom.")
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
+def test_a_reader_does_not_leave_those_who_are_ended_together(folder: Path) -> None:
+    (folder / "a.leave").write_text("x")
+    (problem,) = boxed(folder, "a.leave")
+    assert isinstance(problem, FileProblem), problem
 
 
 @pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
@@ -292,7 +332,9 @@ def test_what_is_attached_is_read_within_bounds(folder: Path) -> None:
 def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
     (folder / "a.names").write_text(GOOD)
     told = list(boxed(folder, "a.names"))
-    assert [item.id for item in told if isinstance(item, Document)] == ["a"] * 6
+    documents = [item.id for item in told if isinstance(item, Document)]
+    assert len(documents) == 6
+    assert documents[3:] == ["a.names/a.one", "a.names/2-a.one", "a.names/6-a.one"]
     problems = [item.path for item in told if isinstance(item, FileProblem)]
     outside = f"{folder}/a.names/"
     # Three that have no name, and those in the one of 300 bytes.
@@ -301,6 +343,25 @@ def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
     ]  # fmt: skip
     assert all(path.startswith(f"{outside}\u6f22") for path in problems[3:])
     assert [entry.name for entry in folder.iterdir()] == ["a.names"]
+
+
+def test_a_letter_brings_no_records(folder: Path) -> None:
+    """Their ids are their own: they would replace what they like, and teach by pairs."""
+    (folder / "a.letter").write_text(GOOD)
+    *refused, document = boxed(folder, "a.letter")
+    assert isinstance(document, Document)
+    assert (document.id, document.text) == ("a.letter", "Dear all")
+    assert [str(one) for one in refused] == [
+        f"{folder}/a.letter/a{ending}: records, which no letter brings: take it out and ingest it"
+        for ending in (".jsonl", ".JSONL.gz")
+    ]
+
+
+def test_a_file_of_one_name_teaches_nothing(folder: Path) -> None:
+    (folder / "b.md").write_text("x")
+    document, problem = boxed(folder, "b.md")
+    assert isinstance(document, Document)
+    assert "the file is hostile" in str(problem)
 
 
 @pytest.mark.slow

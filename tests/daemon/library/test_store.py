@@ -455,6 +455,19 @@ def test_a_file_of_the_same_name_from_elsewhere_replaces_nothing_unasked(
     assert (kept.source, kept.author, kept.date) == ("/b/rules.txt", "", "2024-05-01")
 
 
+def test_a_record_replaces_no_file_of_its_name_unasked(library: Library) -> None:
+    file = Document("rules.txt", "", "No fires.", source="/a/rules.txt")
+    record = Document("rules.txt", "", "Fires as you please.")
+    library.put_documents([file], splitter=splitter())
+    counts = library.put_documents([record], splitter=splitter())
+    assert counts.elsewhere == ("rules.txt",)
+    assert "rules.txt is here from /a/rules.txt, and a record says otherwise" in counts.refused[0]
+    assert [one.text for one in library.passages_of("rules.txt")] == ["No fires."]
+    assert library.put_documents([record], splitter=splitter(), replace=True).changed == 1
+    # What was here before sources were noted has none either: its file may say more.
+    assert library.put_documents([file], splitter=splitter()).changed == 1
+
+
 def test_a_passage_keeps_its_place_and_is_found_by_what_stands_above(library: Library) -> None:
     text, spans = joined(
         [

@@ -55,6 +55,14 @@ def test_a_document_that_is_read_whole_waits_no_longer(library: Library) -> None
     assert waiting(library) == {}
 
 
+def test_another_file_of_the_name_takes_over_nothing_that_waits(library: Library) -> None:
+    other = replace(SCAN_WAITS, pages="9", source="/home/eve/scan.pdf")
+    library.put_documents([], splitter=SPLITTER, waiting=[other])
+    assert waiting(library)["scan.pdf"] == "1"
+    library.put_documents([], splitter=SPLITTER, waiting=[other], replace=True)
+    assert waiting(library)["scan.pdf"] == "9"
+
+
 def test_what_is_taken_out_waits_no_longer(library: Library) -> None:
     removed = library.delete_documents(["rope.pdf", "scan.pdf"])
     assert removed == RemovedCounts(documents=1, passages=1, waiting=2)
