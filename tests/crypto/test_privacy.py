@@ -104,6 +104,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.slow
 def test_epsilon_of_a_fixed_schedule_is_what_another_computation_says(name: str) -> None:
     multipliers = SCHEDULES[name]
     ours = epsilon_of(multipliers, DELTA)

@@ -274,6 +274,7 @@ def test_a_whole_run_writes_tables_and_can_be_taken_up_again(
     assert {noised.name, clear.name, CONTROLS[1].name} <= set(means)
 
 
+@pytest.mark.slow
 def test_institutions_are_dealt_out_anew_whole(
     data: Path, spec: RetrieverSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +306,7 @@ def test_an_ablation_is_compared_with_what_it_changes() -> None:
     assert bases[last] == "pfedrag, rounds of one epoch"
 
 
+@pytest.mark.slow
 def test_a_run_is_learned_once_and_kept_whole(
     world: worlds.World, spec: RetrieverSpec, tmp_path: Path
 ) -> None:

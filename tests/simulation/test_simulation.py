@@ -98,6 +98,7 @@ def transcript_before(seed: int, drawn: Drawn) -> list[str]:
 
 @SEEDS
 @DRAWN
+@pytest.mark.slow
 def test_a_run_is_a_function_of_its_seed(seed: int, drawn: Drawn) -> None:
     before = transcript_before(seed, drawn)
     assert transcript(seed, drawn) == before

@@ -109,6 +109,7 @@ def test_norms_and_angles_are_right_within_a_few_percent(tmp_path: Path) -> None
     assert np.abs((found - exact) / norms).max() < 0.05
 
 
+@pytest.mark.slow
 def test_a_scaled_and_a_reversed_attacker_stand_out(tmp_path: Path) -> None:
     at = Round(sites=7)
     chance = np.random.default_rng(2)

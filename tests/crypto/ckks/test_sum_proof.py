@@ -62,6 +62,7 @@ def reference(challenge: bytes, integers: np.ndarray) -> int:
     st.sampled_from([1, 127, 2**15 - 1, LARGEST]),
     st.sampled_from([np.int32, np.int64]),
 )
+@pytest.mark.slow
 def test_an_inner_product_is_that_of_big_integers(
     seed: int, challenges: list[bytes], size: int, largest: int, dtype: type[Any]
 ) -> None:

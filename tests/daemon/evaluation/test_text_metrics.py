@@ -30,6 +30,7 @@ def test_an_answer_that_is_the_reference_is_perfect() -> None:
         assert means[name] == pytest.approx(1.0), name
 
 
+@pytest.mark.slow
 def test_figures_by_hand() -> None:
     """Reference a b c d, answer a b x: one word of four replaced and one left out."""
     scores = score_texts(["one two nine"], ["one two three four"])

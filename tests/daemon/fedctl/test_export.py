@@ -150,6 +150,7 @@ def test_a_full_disk_leaves_the_old_file(path: Path, daemon: CannedDaemon, file:
 
 
 @pytest.mark.parametrize("before", ["before", None])
+@pytest.mark.slow
 def test_who_interrupts_leaves_no_half_of_a_file(
     path: Path, daemon: CannedDaemon, file: Path, before: str | None
 ) -> None:

@@ -94,6 +94,7 @@ def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
     assert str(path) in ran.object["error"]
 
 
+@pytest.mark.slow
 def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
     for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
                   "manifest show", "ingest", "train", "ask", "search", "eval", "status", "peers",

@@ -230,6 +230,7 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
     assert max(after - before for before, after in pairwise([0, *seen])) < whole / 3
 
 
+@pytest.mark.slow
 def test_tags_are_sent_with_each_document(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def sent(daemon: CannedDaemon) -> list[control.IngestRequest]:
     return [one for one in daemon.asked if isinstance(one, control.IngestRequest)]
 
 
+@pytest.mark.slow
 def test_files_are_not_sent_where_none_are_kept(
     fedctl: Fedctl, daemon: CannedDaemon, folder: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_files_are_not_sent_where_none_are_kept(
     assert [(len(one.offered), len(one.pieces)) for one in sent(daemon)] == [(0, 0)]
 
 
+@pytest.mark.slow
 def test_files_are_sent_whole_and_in_pieces(
     fedctl: Fedctl, daemon: CannedDaemon, folder: Path
 ) -> None:
@@ -57,6 +59,7 @@ def test_files_are_sent_whole_and_in_pieces(
     assert max(one.ByteSize() for one in sent(daemon)) < 6 << 20
 
 
+@pytest.mark.slow
 def test_what_fedd_has_already_is_not_sent_again(
     fedctl: Fedctl, daemon: CannedDaemon, folder: Path
 ) -> None:
@@ -67,6 +70,7 @@ def test_what_fedd_has_already_is_not_sent_again(
 
 
 @pytest.mark.parametrize("how", ["touched", "gone", "pipe"])
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_ingested_is_not_sent(
     fedctl: Fedctl,
     daemon: CannedDaemon,

@@ -80,6 +80,7 @@ def test_what_a_question_meets_is_said_with_and_without_a_cross_encoder(
     assert "cross-encoder 0.875" in out
 
 
+@pytest.mark.slow
 def test_each_step_of_an_evaluation_is_on_the_screen(daemon: CannedDaemon) -> None:
     looked = threading.Event()
 
@@ -223,6 +224,7 @@ def test_nothing_is_forgotten_by_mistake(said: Said, daemon: CannedDaemon) -> No
     assert said("pairs", "build", "--how", "magic")[0] == Exit.USAGE
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_build_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
     begun = threading.Event()
 

@@ -123,6 +123,7 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     assert fedctl(*two, "--before-first-round").code == 0
 
 
+@pytest.mark.slow
 def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) -> None:
     ca, file = tmp_path / "ca", tmp_path / "manifest.json"
     fedctl("ca", "init", ca, "--federation", "trade")
@@ -250,6 +251,7 @@ def test_two_sites_of_one_address_are_not_signed(fedctl: Fedctl, tmp_path: Path)
     assert fedctl(*on, "--enable", "a").code == Exit.USAGE
 
 
+@pytest.mark.slow
 def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
     ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
     fedctl("ca", "init", ca, "--federation", "trade")

@@ -182,6 +182,7 @@ def test_too_many_levels_are_refused() -> None:
 # ---- who knows what ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_subject_is_known_and_unseen_at_once(site: Path) -> None:
     with Library.open(site / "library.sqlite3", read_only=True) as library:
         texts = inversion_audit.divided(library)

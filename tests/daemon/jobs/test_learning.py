@@ -459,6 +459,7 @@ def test_a_missing_parent_is_refused(site: Site) -> None:
         site.train(b"\x01" * 32)
 
 
+@pytest.mark.slow
 def test_importing_the_jobs_loads_nothing_heavy() -> None:
     """The daemon's main process imports them to name them."""
     heavy = "{'torch', 'transformers', 'peft', 'hnswlib', 'tenseal', 'ir_measures'}"

@@ -374,6 +374,7 @@ def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
     assert all("4 s all in all" in str(item) for item in told[:2])
 
 
+@pytest.mark.slow
 def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
     names = []
     lies = ("text", "id", "spans", "page", "before", "query", "positives")

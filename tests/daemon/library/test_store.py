@@ -422,6 +422,7 @@ def test_what_is_not_a_library_is_explained(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"not a database")
 
 
+@pytest.mark.slow
 def test_a_damaged_library_is_explained(library: Library, path: Path) -> None:
     library.put_documents(
         [Document(f"d{n}", "", f"Word{n} " * 200) for n in range(200)], splitter=splitter(500)

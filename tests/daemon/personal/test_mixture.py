@@ -175,6 +175,7 @@ def personalised(spec: RetrieverSpec, library: Path, versions: Path, digest: byt
     return personal.personalise(twice, library, versions, digest, OPTIONS, how)
 
 
+@pytest.mark.slow
 def test_a_site_answers_with_its_mixture_and_indexes_by_it(
     spec: RetrieverSpec, library: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
         (104, 21, 83, 4),  # a fifth is spared
     ],
 )
+@pytest.mark.slow
 def test_without_validation_pairs_those_for_training_judge_what_is_shared(
     spec: RetrieverSpec, tmp_path: Path, train: int, judged: int, learned: int, epochs: int
 ) -> None:
@@ -342,6 +344,7 @@ def test_parameters_that_are_not_finite_are_not_kept(
     assert not list(Path(spec.personal_folder).glob("*"))
 
 
+@pytest.mark.slow
 def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(
     spec: RetrieverSpec, tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_daemon_that_stops_telling_is_no_success(
     assert "stopped telling" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_gives_it_up_and_says_so(daemon: CannedDaemon, path: Path) -> None:
     begun, over = threading.Event(), threading.Event()
 

@@ -71,6 +71,7 @@ async def test_a_bomb_meets_the_bound_and_not_the_machines_memory(worker: Worker
     assert await worker.run(limits) == (512 * MIB, 512 * MIB)  # a fresh one has it, too
 
 
+@pytest.mark.slow
 async def test_a_key_of_noughts_is_refused_and_holds_nobody_up(
     worker: Worker, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ async def test_what_a_call_reports_is_heard_before_its_result() -> None:
     assert seen == [1]
 
 
+@pytest.mark.slow
 async def test_a_call_whose_worker_is_ended_fails_and_the_next_one_works(worker: Worker) -> None:
     old = await worker.run(reporting, 1)
     begun = asyncio.Event()

@@ -240,6 +240,7 @@ async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
     assert driver.last_error == ""
 
 
+@pytest.mark.slow
 async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed(
     tmp_path: Path,
 ) -> None:
@@ -328,6 +330,7 @@ async def test_a_message_that_cannot_be_sent_is_lost_and_said(driver: Driver) ->
     await asyncio.wait_for(driver.ask(do.Tick()), 10)
 
 
+@pytest.mark.slow
 async def test_a_state_that_cannot_be_written_leaves_the_site_refusing_and_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,6 +238,7 @@ class _Slow(PrivacyLedger):
 
 
 @IN_ONE_LOOP
+@pytest.mark.slow
 async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(
     crypto: Worker, tmp_path: Path
 ) -> None:

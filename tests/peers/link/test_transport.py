@@ -449,6 +449,7 @@ async def test_stopping_leaves_no_task_behind(federation: Federation) -> None:
     await until(lambda: asyncio.all_tasks() == before)
 
 
+@pytest.mark.slow
 def test_grpc_loaded_before_the_floor_is_refused() -> None:
     """TLS 1.2 would be accepted then; nothing may fall back to that silently."""
     program = (

@@ -154,6 +154,7 @@ def test_all_sites_come_to_one_run_whatever_people_ask_for_meanwhile(seed: int) 
 
 # That one: two runs for good, once.
 @pytest.mark.parametrize("seed", seeds([*range(4), 131], range(4, 20)))
+@pytest.mark.slow
 def test_all_sites_come_to_one_run_though_some_were_shut_out_for_a_while(seed: int) -> None:
     tried(seed, manifests=True)
 

@@ -330,6 +330,7 @@ def test_nothing_wakes_an_idle_federation() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(range(9), range(9, 24)))
+@pytest.mark.slow
 def test_rounds_are_committed_through_loss_duplicates_and_a_crash(seed: int) -> None:
     faults = Faults(drop=0.05, duplicate=0.1, delay_s=(0.001, 1.0))
     world = World(sites=(3, 5, 7)[seed % 3], seed=seed, faults=faults, min_participants=2)

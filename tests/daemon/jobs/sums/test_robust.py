@@ -129,6 +129,7 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
     assert applied.mean_loss == pytest.approx(0.5, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
     tmp_path: Path, keys: DealtKey
 ) -> None:

@@ -98,6 +98,7 @@ KEYS = [576143806, 319087204, 3333503802]
 # ---- in a library -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_capitals_and_punctuation_make_no_difference_and_numbers_do(library: Library) -> None:
     other = ROPE.replace("2019", "2020")
     put(library, rope=ROPE, nearly=NEARLY, loud=ROPE.upper().replace(".", "!"), year=other)
@@ -136,6 +137,7 @@ def test_what_was_not_asked_for_is_not_told(library: Library) -> None:
     assert library.near.copies({rows["rope"]: ()}, among[:1]) == {}
 
 
+@pytest.mark.slow
 def test_a_template_of_many_costs_no_more_than_some_comparisons(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,6 +241,7 @@ else:
         ("remove", "originals:collect"),
     ],
 )
+@pytest.mark.slow
 def test_a_kill_leaves_no_document_without_its_bytes(
     site: Site, tmp_path: Path, what: str, point: str
 ) -> None:

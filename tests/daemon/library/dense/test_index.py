@@ -254,6 +254,7 @@ def test_what_is_new_is_compared_with_and_the_base_stays(options: IndexOptions) 
     is_exactly(after, library, k=1220)
 
 
+@pytest.mark.slow
 def test_of_changes_one_after_the_other_the_last_counts(options: IndexOptions) -> None:
     """What came and went is in neither part; the base goes on until a tenth has changed."""
     library = Passages(1200)
@@ -447,6 +448,7 @@ def test_comparing_with_all_is_exact_and_leaves_out_what_it_must() -> None:
     assert compare_with_all(queries, labels, vectors, 9, without=labels)[0].shape == (300, 0)
 
 
+@pytest.mark.slow
 def test_naming_its_errors_loads_no_native_index_code() -> None:
     program = (
         "import sys, daemon.jobs.answering, daemon.library.dense.folder;"

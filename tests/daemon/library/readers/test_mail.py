@@ -112,6 +112,7 @@ def test_what_is_no_letter_is_refused(tmp_path: Path) -> None:
         read_bytes(read_eml, tmp_path, b"%PDF-1.7\n\nbinary")
 
 
+@pytest.mark.slow
 def test_parts_within_parts_without_end_are_refused_or_read(tmp_path: Path) -> None:
     depth = 1200
     lines = [HEADER]
