@@ -49,7 +49,7 @@ FEDCTL = (
     "crypto/identity",
     "crypto/durable.py",
     "peers/wire",
-    "daemon/library/box.py",
+    "daemon/library/box",
     "daemon/library/files.py",
     "daemon/library/readers",
     "daemon/state/audit_format.py",

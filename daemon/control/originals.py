@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from daemon.control.context import Calls, Context, refuse
-from daemon.library.box import NotDrawn
+from daemon.library.box.boxes import NotDrawn
 from daemon.library.catalogue.originals import PIECE, OriginalFile, containing
 from daemon.library.files import is_document, reader_of
 from daemon.library.readers.reader import NoSuchPage

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from daemon.library.box import Boxes
+from daemon.library.box.boxes import Boxes
 from daemon.library.catalogue.originals import MOST_BYTES, Arriving, Staged, clear
 from daemon.library.file_notes import (
     UNFINISHED,

@@ -18,7 +18,6 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,28 +37,38 @@ _OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; versi
 
 # A filter of system calls (seccomp(2)) is a program for the kernel's classic packet filter.
 _FILTER: Final = 2
-_LOAD, _JUMP_IF_EQUAL, _JUMP_FROM, _RETURN = 0x20, 0x15, 0x35, 0x06
-_CALL_AT, _MACHINE_AT = 0, 4  # in what it looks at
+_LOAD, _AND, _JUMP_IF_EQUAL, _JUMP_FROM, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_CALL_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16  # in what it looks at; arguments have 8 bytes
 _LET_IT, _REFUSE_IT = 0x7FFF0000, 0x00050000 | errno.EPERM
 _X32: Final = 0x40000000  # calls from here on are other numbers for the same (x86_64)
-_IO_URING_SETUP: Final = 425  # a socket could be had through it, too
+_MACHINES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # linux/audit.h
 
-
-@dataclass(frozen=True)
-class _Calls:
-    """A machine as the kernel names it (linux/audit.h), and its numbers of calls."""
-
-    machine: int
-    socket: int
-    # Whoever leaves the group of processes is not ended with it.
-    setpgid: int
-    setsid: int
-
-
-_MACHINES: Final = {
-    "x86_64": _Calls(0xC000003E, socket=41, setpgid=109, setsid=112),
-    "aarch64": _Calls(0xC00000B7, socket=198, setpgid=154, setsid=157),
-}
+# What is refused whatever is asked, by its number on x86_64 and on aarch64 (None: not there).
+_REFUSED: Final = (
+    # To call anybody: by a socket, or by what could be had instead of one.
+    *((41, 198), (425, 425)),  # socket, io_uring_setup
+    # To leave the group of processes, which is ended with its reader.
+    *((109, 154), (112, 157)),  # setpgid, setsid
+    # What Landlock lets everybody do to files by their paths: rights, owners, times, notes.
+    *((90, None), (91, 52), (268, 53), (452, 452)),  # chmod, f-, -at, -at2
+    *((92, None), (93, 55), (94, None), (260, 54)),  # chown, f-, l-, f-at
+    *((132, None), (235, None), (261, None), (280, 88)),  # utime, -s, futimesat, utimensat
+    *((188, 5), (189, 6), (190, 7), (463, 463)),  # setxattr, l-, f-, -at
+    *((197, 14), (198, 15), (199, 16), (466, 466)),  # removexattr, l-, f-, -at
+    (469, 469),  # file_setattr
+    # To put others of the same user off their work.
+    *((141, 140), (142, 118), (144, 119), (314, 274)),  # setpriority, sched_setparam, ...
+    *((251, 30), (256, 238), (279, 239)),  # ioprio_set, migrate_pages, move_pages
+    # Memory that is no process's data, or outlives it.
+    *((29, 194), (64, 190), (68, 186), (240, 180)),  # shmget, semget, msgget, mq_open
+    *((319, 279), (248, 217), (249, 218), (250, 219)),  # memfd_create, add_key, request_key, keyctl
+)
+# What is refused where an argument, by its place, is something: on another process than this one,
+# or memory that is shared with nobody (mmap(2), MAP_SHARED and MAP_ANONYMOUS) or grows downwards.
+_OF_OTHERS: Final = ((302, 261), (203, 122))  # prlimit64, sched_setaffinity
+_MMAP: Final = (9, 222)
+_FLAGS_AT: Final = _ARGUMENTS_AT + 3 * 8
+_SHARED_AND_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
 
 # Programs and their data, and what the C library and number crunchers ask of the machine. Of
 # /etc, /home, /opt, /srv, /var and /tmp nothing.
@@ -158,19 +167,25 @@ def _touch_nothing_but(readable: int) -> None:
 
 
 def _call_nobody() -> None:
-    """No socket is made from here on, and the group of processes is not left."""
-    machine = _MACHINES.get(platform.machine())
-    if machine is None:  # its calls have numbers that are not written here; the other limits hold
-        return
-    refused = [machine.socket, _IO_URING_SETUP, machine.setpgid, machine.setsid]
-    # Jumps count instructions; the last of all refuses.
-    steps = [(_LOAD, 0, 0, _MACHINE_AT), (_JUMP_IF_EQUAL, 0, len(refused) + 3, machine.machine)]
-    steps += [(_LOAD, 0, 0, _CALL_AT), (_JUMP_FROM, len(refused) + 1, 0, _X32)]
-    steps += [
-        (_JUMP_IF_EQUAL, left, 0, call)
-        for left, call in zip(range(len(refused), 0, -1), refused, strict=True)
-    ]
-    steps += [(_RETURN, 0, 0, _LET_IT), (_RETURN, 0, 0, _REFUSE_IT)]
+    """No socket is made from here on, and nothing else is done that Landlock lets everybody do."""
+    if platform.machine() not in _MACHINES:  # calls have numbers that are not written here
+        return  # the other limits hold
+    machine, column = _MACHINES[platform.machine()]
+    refuse, let_it = (_RETURN, 0, 0, _REFUSE_IT), (_RETURN, 0, 0, _LET_IT)
+    # Jumps say how many steps are passed over, if it is so and if not.
+    steps = [(_LOAD, 0, 0, _MACHINE_AT), (_JUMP_IF_EQUAL, 1, 0, machine), refuse]
+    steps += [(_LOAD, 0, 0, _CALL_AT), (_JUMP_FROM, 0, 1, _X32), refuse]
+    for numbers in _REFUSED:
+        if (call := numbers[column]) is not None:
+            steps += [(_JUMP_IF_EQUAL, 0, 1, call), refuse]
+    for numbers in _OF_OTHERS:  # 0: this process
+        steps += [(_JUMP_IF_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _ARGUMENTS_AT)]
+        steps += [(_JUMP_IF_EQUAL, 0, 1, 0), let_it, refuse]
+    steps += [(_JUMP_IF_EQUAL, 0, 8, _MMAP[column])]
+    for unwanted in (_SHARED_AND_ANONYMOUS, _GROWS_DOWN):
+        steps += [(_LOAD, 0, 0, _FLAGS_AT), (_AND, 0, 0, unwanted)]
+        steps += [(_JUMP_IF_EQUAL, 0, 1, unwanted), refuse]
+    steps += [let_it]
     code = (_Instruction * len(steps))(*(_Instruction(*step) for step in steps))
     program = _Program(len(steps), code)
     if _LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from daemon.jobs import originals as jobs
-from daemon.library.box import Boxes
+from daemon.library.box.boxes import Boxes
 from daemon.library.catalogue.originals import (
     MOST_BYTES,
     PIECE,

@@ -33,7 +33,7 @@ from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate, Table
 from daemon.jobs import learning
 from daemon.learning.retriever.encoder import locate
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.box import Boxes
+from daemon.library.box.boxes import Boxes
 from daemon.library.files import found
 from daemon.library.readers.documents import Block, Document
 from daemon.library.readers.pdf.pdf import read_pdf

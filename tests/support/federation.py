@@ -325,7 +325,7 @@ class LiveFederation:
         seen = [
             progress
             async for progress in site.stub.WatchTraining(
-                control.WatchTrainingRequest(), timeout=240
+                control.WatchTrainingRequest(), timeout=600
             )
         ]
         await self.until_head(reply.run.target_round)

@@ -14,7 +14,7 @@ from daemon.fedctl.transfer.originals import LocalFile, sent
 from daemon.library.files import source_of
 
 if TYPE_CHECKING:
-    from daemon.library.box import Boxes
+    from daemon.library.box.boxes import Boxes
     from daemon.library.readers.documents import Document, FileProblem, Pair, Span
     from proto import control_pb2
     from proto.control_pb2 import IngestProgress, IngestRequest
@@ -125,7 +125,7 @@ async def _requests(
 
     Behind each batch the files that its documents are, where fedd keeps these.
     """
-    from daemon.library.box import Boxes
+    from daemon.library.box.boxes import Boxes
 
     boxes, files = Boxes(), dict[str, LocalFile]()
     items = _read(paths, so_far, boxes, watch, files)

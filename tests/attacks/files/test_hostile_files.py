@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from daemon.library.box import Limits
+from daemon.library.box.told import Limits
 from proto import control_pb2 as control
 from tests.daemon.library.readers import pdf_files
 from tests.daemon.library.readers.test_hostile import LAUGHS, OLE, OUTSIDE, good, repacked

@@ -21,7 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from daemon.jobs import folders
 from daemon.jobs.folders import Looked, look_through
-from daemon.library.box import Boxes, Limits
+from daemon.library.box.boxes import Boxes
+from daemon.library.box.told import Limits
 from daemon.library.file_notes import (
     UNFINISHED,
     FileNote,

@@ -16,7 +16,7 @@ import pytest
 
 from daemon.jobs import folders, originals
 from daemon.jobs.folders import Looked, look_through
-from daemon.library.box import Boxes
+from daemon.library.box.boxes import Boxes
 from daemon.library.catalogue.originals import folder_of, place_of
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.schema import LibraryError

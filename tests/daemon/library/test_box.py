@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import socket
 import textwrap
 import threading
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
-from daemon.library.box import Boxes, Limits
+from daemon.library.box import told
+from daemon.library.box.boxes import Boxes
+from daemon.library.box.told import Limits
 from daemon.library.files import Found
 from daemon.library.readers.documents import Document, FileProblem, Item
 from daemon.process.confinement import landlock_version
@@ -23,7 +28,7 @@ GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n
 
 # What a reader does once a file has taken it over; the file's ending chooses.
 TAKEN_OVER = """
-    import ctypes, os, signal, socket, time
+    import ctypes, os, resource, signal, socket, stat, struct, time
     from pathlib import Path
     from daemon.library import files
     from daemon.library.readers.documents import Attached, Block, Document, Pair, Span
@@ -77,6 +82,59 @@ TAKEN_OVER = """
     def leave(source):
         os.setpgid(0, 0)
         yield Block("text", "left")
+
+    def half(source):
+        yield Block("text", "x")
+        for fd in range(3, 64):
+            try:
+                if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                    os.write(fd, struct.pack("!i", 100) + b"D")
+            except OSError:
+                pass
+        time.sleep(60)
+
+    def orphan(source):
+        if os.fork() == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+        yield Block("text", "x")
+
+    def meddle(source):
+        at, fedd = str(source.path), os.getppid()
+        notes = ctypes.create_string_buffer(b"user.x")
+        limits = ctypes.create_string_buffer(bytes(16))
+        mmap = ctypes.CDLL(None, use_errno=True).mmap
+        mmap.restype = ctypes.c_ssize_t
+
+        def mapped(flags):
+            if mmap(None, 1 << 20, 3, flags, -1, 0) == -1:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+        for act in (
+            lambda: os.chmod(at, 0o666),
+            lambda: os.chown(at, os.getuid(), -1),
+            lambda: os.utime(at),
+            lambda: os.setxattr(at, "user.x", b"x"),
+            lambda: resource.prlimit(fedd, resource.RLIMIT_CPU, (1, 1)),
+            lambda: os.sched_setaffinity(fedd, {0}),
+            lambda: os.setpriority(os.PRIO_PROCESS, fedd, 19),
+            lambda: os.memfd_create("x"),
+            lambda: called(29, 0, 4096, 0o1600),  # shmget
+            lambda: mapped(0x21),  # MAP_SHARED, MAP_ANONYMOUS
+            lambda: mapped(0x122),  # MAP_GROWSDOWN
+        ):
+            try:
+                act()
+                yield Block("text", "done")
+            except OSError as error:
+                yield Block("text", f"refused: {error.strerror}")
+        resource.prlimit(0, resource.RLIMIT_CPU)  # its own may be asked for
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+        mapped(0x22)
+
+    def claims(source):
+        yield Document("a.txt", "", "mine", source="/srv/a.txt")
 
     def impostor(source):
         yield Document("another.txt", "", "mine now")
@@ -154,9 +212,9 @@ TAKEN_OVER = """
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (spy, slow, broken, one, leave, letter):
+    for act in (spy, slow, broken, one, leave, letter, half, orphan, meddle):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (names, wait, liar, many, gap):
+    for act in (names, wait, liar, many, gap, claims):
         files.READERS["." + act.__name__] = Reader(records=act)
     files.READERS[".txt"] = Reader(records=impostor)
     files.READERS[".md"] = Reader(records=teach)
@@ -192,8 +250,18 @@ def children_of(pid: int) -> list[int]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            if "daemon.library.box" in " ".join(child.cmdline()):
+            if "daemon.library.box.process" in " ".join(child.cmdline()):
                 found.append(child.pid)
+    return found
+
+
+def session_of(leader: int) -> set[int]:
+    """The processes of a session, also those whose parents have ended."""
+    found = set()
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                found.add(pid)
     return found
 
 
@@ -251,6 +319,55 @@ def test_a_reader_does_not_leave_those_who_are_ended_together(folder: Path) -> N
     (folder / "a.leave").write_text("x")
     (problem,) = boxed(folder, "a.leave")
     assert isinstance(problem, FileProblem), problem
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its calls have other numbers")
+def test_a_reader_meddles_with_no_file_and_no_process(folder: Path) -> None:
+    """Not by what Landlock lets everybody do: its path is enough to change a key's rights."""
+    (folder / "a.meddle").write_text("x")
+    before = resource.prlimit(os.getpid(), resource.RLIMIT_CPU)
+    (document,) = boxed(folder, "a.meddle")
+    assert isinstance(document, Document), document
+    assert document.text.split("\n\n") == ["refused: Operation not permitted"] * 11
+    assert resource.prlimit(os.getpid(), resource.RLIMIT_CPU) == before
+
+
+@pytest.mark.slow
+def test_half_a_message_is_waited_for_no_longer_than_none(folder: Path) -> None:
+    (folder / "a.half").write_text("x")
+    (folder / "b.jsonl").write_text(GOOD)
+    problem, after = boxed(folder, "a.half", "b.jsonl", limits=Limits(file_s=2.0))
+    assert "2 s all in all" in str(problem)
+    assert isinstance(after, Document)
+
+
+def test_what_a_reader_begins_is_over_when_its_file_is(folder: Path) -> None:
+    (folder / "a.orphan").write_text("x")
+    with Boxes() as boxes:
+        items = boxes.read([Found(folder / "a.orphan", "a.orphan")])
+        (document,) = items
+        assert isinstance(document, Document)
+        (forks,) = children_of(os.getpid())[:1]
+        deadline = time.monotonic() + 30
+        while session_of(forks) != {forks}:
+            assert time.monotonic() < deadline, "what it began lives on"
+            time.sleep(0.01)
+
+
+def test_a_record_claims_no_file(folder: Path) -> None:
+    (folder / "a.claims").write_text("x")
+    (document,) = boxed(folder, "a.claims")
+    assert document == Document("a.txt", "", "mine")
+
+
+def test_of_a_million_mistakes_one_is_told() -> None:
+    """Each would take 600 bytes, of whoever listens."""
+    many = b'{"id": "a", "title": "", "text": "", "tags": [' + b"1," * 10_000 + b"1]}"
+    with pytest.raises(ValidationError) as wrong:
+        told._checked()[told.DOCUMENT].validate_json(many)
+    assert wrong.value.error_count() == 1
+    with pytest.raises(told.Senseless):
+        told.heard(told.DOCUMENT, many)
 
 
 @pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")

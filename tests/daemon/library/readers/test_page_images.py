@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from reportlab.pdfgen.canvas import Canvas
 
-from daemon.library.box import Boxes, Limits, NotDrawn
+from daemon.library.box.boxes import Boxes, NotDrawn
+from daemon.library.box.told import Limits
 from daemon.library.files import Found
 from daemon.library.readers.reader import NoSuchPage
 from daemon.process.confinement import landlock_version

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from reportlab.pdfgen.canvas import Canvas
 
-from daemon.library.box import Boxes, Limits
+from daemon.library.box.boxes import Boxes
+from daemon.library.box.told import Limits
 from daemon.library.files import Found
 from daemon.library.readers.documents import Document, FileProblem, Item
 from daemon.library.readers.pdf import ocr

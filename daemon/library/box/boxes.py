@@ -8,9 +8,6 @@ bounded, and under no other file's name.
 
 What goes wrong may be the file's fault, or pass: time that was short, a process that was killed,
 a machine that refuses something (`FileProblem.passing`).
-
-To start Python takes longer than to read most files: so there is one process that does
-nothing but fork (`main`).
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -33,58 +29,19 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
-from daemon.library.files import Found, read_file, reader_of, source_of
-from daemon.library.readers import documents
-from daemon.library.readers.bounds import fault_of
+from daemon.library.box import told as words
+from daemon.library.box.told import Limits, Senseless
+from daemon.library.files import Found, reader_of, source_of
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import (
-    STEP,
-    NoSuchPage,
-    Refused,
-    Source,
-    TooSlow,
-    cause_of,
-    is_passing,
-)
-from daemon.process.confinement import INSTALLED, ConfinementError, confine, end_with_parent
+from daemon.library.readers.reader import NoSuchPage, cause_of, is_passing
+from daemon.process.confinement import INSTALLED
 
-_MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
-_REQUEST_BYTES: Final = 64 << 10
-_PIPE_BYTES: Final = 1 << 20
+_PROCESS: Final = "daemon.library.box.process"
 _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
 _AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fewer processors
 _PROBLEMS: Final = 1000  # of a file
-_TELL_S: Final = 1.0  # a scan is few bytes a page, and people wait
-_LONGEST_CAUSE: Final = 1000  # characters
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
-
-_TOLD: Final[dict[bytes, TypeAdapter[Any]]] = {
-    b"D": TypeAdapter(Document),
-    b"P": TypeAdapter(Pair),
-    b"F": TypeAdapter(FileProblem),
-    b"B": TypeAdapter(int),  # bytes read
-    b"A": TypeAdapter(str),  # the name of what is attached; its content is the next message
-    b"N": TypeAdapter(int),  # of pages, where the one to be drawn is not there
-}
-_OVER: Final = b"O"
-_IMAGE: Final = b"I"  # and its bytes
-_PNG: Final = b"\x89PNG\r\n\x1a\n"  # how one begins (PNG, 5.2)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the reader of a file may take."""
-
-    memory_bytes: int = 1 << 30  # of data
-    pause_s: float = 120.0  # from one block, or image that is read, to the next
-    file_s: float = 1800.0  # all of it
-    attached: int = 100  # files in it, and in these
-    depth: int = 3  # files in files in files
-    records: int = 1_000_000  # documents and pairs, with those of files in it
-    text_bytes: int = 1 << 30  # of these; a packed file can hold 200 times its size
 
 
 class NotDrawn(Exception):
@@ -101,13 +58,30 @@ class _Allowance:
         self._text_bytes = limits.text_bytes
         self.attached = limits.attached
 
-    def wait(self, told: Connection) -> bool:
-        """Whether something is told in time; what whoever listens takes does not count."""
-        began = time.monotonic()
-        most = min(self._limits.pause_s + _GRACE_S, self._seconds)
-        is_told = self._seconds > 0.0 and told.poll(most)
-        self._seconds -= time.monotonic() - began
-        return is_told
+    def message(self, told: Connection) -> bytes:
+        """The next that is told, as `Connection` sends it; what whoever listens takes is free.
+
+        Raises _TooLate, EOFError, and OSError where it is too long.
+        """
+        (size,) = words.SIZE.unpack(self._bytes(told, words.SIZE.size))
+        if not 0 < size <= words.MESSAGE_BYTES:
+            raise OSError("a message out of bounds")
+        return self._bytes(told, size)
+
+    def _bytes(self, told: Connection, size: int) -> bytes:
+        """So many; one that tells half of it is waited for no longer than one that is silent."""
+        taken = bytearray()
+        while len(taken) < size:
+            began = time.monotonic()
+            most = min(self._limits.pause_s + _GRACE_S, self._seconds)
+            is_told = self._seconds > 0.0 and told.poll(most)
+            self._seconds -= time.monotonic() - began
+            if not is_told:
+                raise _TooLate
+            if not (piece := os.read(told.fileno(), min(size - len(taken), words.PIPE_BYTES))):
+                raise EOFError
+            taken += piece
+        return bytes(taken)
 
     def take(self, size: int) -> None:
         """A document or a pair of so many bytes. Raises _Ended where it is one too many."""
@@ -198,16 +172,16 @@ class Boxes:
         try:
             with one.told:
                 kind, content = self._message(one, _Allowance(self._limits))
-            if kind == _IMAGE and content.startswith(_PNG):
+            if kind == words.IMAGE and content.startswith(words.PNG):
                 return content
-            told = _TOLD[kind].validate_json(content)
+            told = words.heard(kind, content)
         except (_Ended, _Lost) as ended:
             raise NotDrawn(str(ended)) from None
-        except (KeyError, ValidationError):
+        except Senseless:
             told = None
         if isinstance(told, int):
             raise NoSuchPage(told)
-        if isinstance(told, FileProblem) and _makes_sense(told):
+        if isinstance(told, FileProblem) and words.makes_sense(told):
             raise NotDrawn(told.cause)
         raise NotDrawn("what draws it told what makes no sense: the file is hostile")
 
@@ -276,6 +250,8 @@ class Boxes:
                         documents_told += 1
                         if documents_told == 1:
                             yield replace(item, id=its_id, source=source_of(Path(where)))
+                    elif isinstance(item, Document):  # a record is of no file that it names
+                        yield replace(item, source="")
                     else:
                         yield item
         except _Lost as lost:
@@ -293,18 +269,23 @@ class Boxes:
         ``pairs``: it may be one, for the file is of records.
         """
         kind, content = self._message(one, allowance)
-        if kind == _OVER:
+        if kind == words.OVER:
             return None
-        try:
-            item = _TOLD[kind].validate_json(content)
-            makes_sense = _makes_sense(item) and (pairs or not isinstance(item, Pair))
-        except (KeyError, ValidationError):
-            makes_sense = False
-        if not makes_sense:
+        size = len(content)
+        item: Any = None
+        with suppress(Senseless):
+            if kind == words.TEXT:
+                text, (kind, content) = content, self._message(one, allowance)
+                item = words.heard_document(text, kind, content)
+                size += len(content)
+            elif kind != words.DOCUMENT:  # which comes behind its text alone
+                item = words.heard(kind, content)
+        makes_sense = item is not None and words.makes_sense(item)
+        if not makes_sense or (isinstance(item, Pair) and not pairs):
             raise _Ended("its reader told what makes no sense: the file is hostile")
         if isinstance(item, Document | Pair):
-            allowance.take(len(content))
-        if kind != b"A":
+            allowance.take(size)
+        if kind != words.ATTACHED:
             return item  # type: ignore[no-any-return]
         _, content = self._message(one, allowance)
         return Attached(item, content)
@@ -312,13 +293,13 @@ class Boxes:
     def _message(self, one: _Begun, allowance: _Allowance) -> tuple[bytes, bytes]:
         limits = self._limits
         try:
-            if not allowance.wait(one.told):
-                raise _Ended(
-                    f"not read within {limits.pause_s:.0f} s a page and {limits.file_s:.0f} s "
-                    "all in all: cut it into several files",
-                    passing=True,
-                )
-            message = one.told.recv_bytes(_MESSAGE_BYTES)
+            message = allowance.message(one.told)
+        except _TooLate:
+            raise _Ended(
+                f"not read within {limits.pause_s:.0f} s a page and {limits.file_s:.0f} s all in "
+                "all: cut it into several files",
+                passing=True,
+            ) from None
         except EOFError:
             if one.forks.is_lost():
                 raise _Lost("what reads files was killed: see that memory is not short") from None
@@ -369,16 +350,6 @@ class Boxes:
             yield from self._told(inner, lambda _: None, where, depth + 1, allowance)
 
 
-def _makes_sense(item: object) -> bool:
-    """Whether it is within the bounds of what may be told."""
-    if isinstance(item, Document | Pair):
-        return not fault_of(item)
-    if isinstance(item, FileProblem):
-        in_bounds = len(item.cause) <= _LONGEST_CAUSE
-        return in_bounds and len(item.pages) <= documents.MAX_PAGES_NAMED
-    return True
-
-
 class _Ended(Exception):
     """A reader tells nothing more; the message is the cause and the remedy."""
 
@@ -387,11 +358,15 @@ class _Ended(Exception):
         self.passing = passing
 
 
+class _TooLate(Exception):
+    """A reader tells nothing, or half of something, and its time is over."""
+
+
 class _Lost(Exception):
     """A reader was lost with what forks, for no fault of its file; the message says so."""
 
 
-# ---- the process that forks -------------------------------------------------------
+# ---- the process that forks (`daemon.library.box.process`) ------------------------
 
 
 class _Forks:
@@ -403,7 +378,7 @@ class _Forks:
             self._process = subprocess.Popen(
                 # Not from the folder in which somebody stands: that is not ours to run, nor a
                 # reader's to read.
-                [sys.executable, "-P", "-m", __name__],
+                [sys.executable, "-P", "-m", _PROCESS],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -417,7 +392,7 @@ class _Forks:
         told = Connection(ours, writable=False)
         try:
             with suppress(PermissionError):  # one has so much for all pipes together
-                fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, words.PIPE_BYTES)
             socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs])
         except OSError:
             told.close()
@@ -437,164 +412,18 @@ class _Forks:
 
     def end(self) -> None:
         """End it with all that it began, and what those did: an OCR engine outlives its reader."""
-        self._requests.close()
-        with suppress(ProcessLookupError):  # ended, and waited for
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._requests.close()  # by which it ends, when it has ended them
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self._process.kill()
         self._process.wait()
 
 
 def _environment() -> dict[str, str]:
     """Nothing that a reader has no use for, and where this program is."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    here = Path(__file__).parents[2]
+    here = Path(__file__).parents[3]
     paths = list(filter(None, kept.get("PYTHONPATH", "").split(os.pathsep)))
     if here.name not in INSTALLED:
         paths.append(str(here))
     return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept
-
-
-def main() -> None:
-    """Fork a reader for each request that comes on standard input, until nobody asks."""
-    end_with_parent()
-    requests = socket.socket(fileno=0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is not waited for
-    while True:
-        request, told, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 1)
-        if not request:
-            return
-        with Connection(told[0], readable=False) as connection:
-            _fork(requests, request, connection)
-
-
-def _fork(requests: socket.socket, request: bytes, told: Connection) -> None:
-    """Have a request's file read. Where that can't be begun, others are read all the same."""
-    path, name, below, limits, drawn = json.loads(request)
-    file = Found(Path(path), name, Path(below) if below else None)
-    try:
-        # What it asks for first is its libraries, which its children have then. Nothing of a
-        # file is looked at before its first block is asked for.
-        if (reader := reader_of(file.path)) is not None and reader.blocks is not None:
-            reader.blocks(Source(file.path, name, 0))
-        child = os.fork()
-    except Exception as error:
-        cause = f"this machine can't begin to read it ({type(error).__name__}: {error})"
-        with suppress(OSError):  # nobody listens any more
-            _tell(told, b"F", FileProblem("", _sayable(cause), passing=True))
-            told.send_bytes(_OVER)
-        return
-    if child == 0:
-        requests.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if drawn:
-            _draw(file, (drawn[0], drawn[1]), Limits(**limits), told)
-        else:
-            _read(file, Limits(**limits), told)
-        os._exit(0)
-
-
-# ---- a reader -----------------------------------------------------------------------
-
-
-def _read(file: Found, limits: Limits, told: Connection) -> None:
-    """Read a file and tell what is in it."""
-    unsaid, said = 0, time.monotonic()
-
-    def watch(count: int) -> None:
-        nonlocal unsaid, said
-        unsaid += count
-        if unsaid >= STEP or time.monotonic() - said > _TELL_S:
-            _pause()  # whoever listens may take their time
-            _tell(told, b"B", unsaid)
-            unsaid, said = 0, time.monotonic()
-        signal.signal(signal.SIGALRM, _too_slow)
-        signal.setitimer(signal.ITIMER_REAL, limits.pause_s, _GRACE_S / 2)
-
-    def ready(path: Path) -> None:
-        confine(path, memory_bytes=limits.memory_bytes, cpu_s=limits.file_s)
-
-    try:
-        watch(0)
-        for item in read_file(file, watch, ready):
-            _pause()
-            match item:
-                case Document():
-                    _tell(told, b"D", item)
-                case Pair():
-                    _tell(told, b"P", item)
-                case FileProblem():
-                    _tell(told, b"F", replace(item, path="", cause=_sayable(item.cause)))
-                case Attached():
-                    _tell(told, b"A", item.name)
-                    told.send_bytes(b"A" + item.content)
-            watch(0)
-        _pause()
-        _tell(told, b"B", unsaid)
-    except BrokenPipeError:
-        return  # nobody listens any more
-    except (TooSlow, Exception) as error:
-        _pause()
-        _tell(told, b"F", _problem_of(error, limits))
-    told.send_bytes(_OVER)
-
-
-def _draw(file: Found, page: tuple[int, int], limits: Limits, told: Connection) -> None:
-    """Draw a page of a file, by its number and pixels an inch, and tell its image."""
-    reader = reader_of(Path(file.name))
-    if reader is None or reader.page is None:
-        cause = "not a kind of file that has pages to be drawn"
-        _tell(told, b"F", FileProblem("", cause))
-        return
-    try:
-        signal.signal(signal.SIGALRM, _too_slow)
-        signal.setitimer(signal.ITIMER_REAL, limits.pause_s, _GRACE_S / 2)
-        confine(file.path, memory_bytes=limits.memory_bytes, cpu_s=limits.file_s)
-        image = reader.page(file.path, *page)
-        _pause()
-        told.send_bytes(_IMAGE + image)
-    except NoSuchPage as error:
-        _tell(told, b"N", error.pages)
-    except (Refused, OSError) as error:
-        cause = str(error) if isinstance(error, Refused) else cause_of(error)
-        with suppress(BrokenPipeError):  # nobody listens any more
-            _tell(told, b"F", FileProblem("", _sayable(cause)))
-    except (TooSlow, Exception) as error:
-        _pause()
-        _tell(told, b"F", _problem_of(error, limits))
-
-
-def _problem_of(error: BaseException, limits: Limits) -> FileProblem:
-    """What ended the reading of a file, and whose fault it is."""
-    match error:
-        case TooSlow():
-            cause = f"a page took more than {limits.pause_s:.0f} s: cut it into several files"
-        case ConfinementError():
-            cause = str(error)
-        case MemoryError():
-            cause = f"needs more than {limits.memory_bytes >> 20} MiB to be read: cut it"
-        case _:
-            kind = type(error).__name__
-            cause = f"damaged, or of a kind that isn't known ({kind}): save it anew"
-    passing = isinstance(error, TooSlow | ConfinementError)
-    return FileProblem("", _sayable(cause), passing=passing)
-
-
-def _pause() -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _too_slow(_signal: int, _frame: object) -> None:
-    """Raise TooSlow; what does not heed that is ended by the next alarm."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    raise TooSlow
-
-
-def _sayable(cause: str) -> str:
-    return cause.encode(errors="replace").decode()[:_LONGEST_CAUSE]
-
-
-def _tell(told: Connection, kind: bytes, item: Any) -> None:
-    told.send_bytes(kind + _TOLD[kind].dump_json(item))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Readers in boxes: a process for each file, and what it may tell."""
