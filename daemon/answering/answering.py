@@ -101,7 +101,8 @@ class OpenVersion:
         depth = max(DEPTH, top_k, deepest)
         found = self._ranked(question, vector, depth, among)
         shown = different(self.library, found, top_k, among)
-        if len(shown) < min(top_k, len(found)):  # copies fill them: look behind these
+        # Copies fill them, and there may be more behind these.
+        if len(shown) < top_k and len(found) == depth:
             found = self._ranked(question, vector, _DEEPER * depth, among)
             shown = different(self.library, found, top_k, among)
         return shown

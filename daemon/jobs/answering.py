@@ -179,16 +179,18 @@ def open_version(
         titles = Titles(library.titles())
         embed_sentences = _sentence_embedder(retriever, library, sentences_path)
         undoing.callback(embed_sentences.close)
+        embed_question = QuestionEmbedder(retriever)
+        generator = GENERATORS[options.generator](embed_question, embed_sentences, options)
+        sentences = _sentences(options.level, library, embed_sentences)
         # Last, all of it or nothing: the encoder is shared with the version before,
         # its parameters are what changes.
         load_serving(spec, retriever, versions, model_digest)
         undoing.pop_all()
     previous = _open
-    embed_question = QuestionEmbedder(retriever)
     _open = OpenVersion(
         *(retriever, index, library, titles, model_digest, embed_question, embed_sentences),
-        generator=GENERATORS[options.generator](embed_question, embed_sentences, options),
-        sentences=_sentences(options.level, library, embed_sentences),
+        generator=generator,
+        sentences=sentences,
         cross_encoder=cross_encoder,
         lacking=lacking,
     )

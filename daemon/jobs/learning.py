@@ -124,8 +124,8 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     """
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
-        library.near.mark(_MARKING_S)  # before the log is emptied
         originals.collect(library_path)
+        library.near.mark(_MARKING_S)  # before the log is emptied
         if ids:  # also of documents that went before, when their log could not be emptied
             library.empty_log()
     return removed

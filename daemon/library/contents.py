@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
@@ -67,6 +67,20 @@ class IngestCounts:
     unchanged: int = 0
     refused: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tally: Mapping[str, int], elsewhere: Mapping[str, str]) -> IngestCounts:
+        """``elsewhere``: by id the cause; "" where what is here says the same, so nothing is."""
+        refused = tuple(filter(None, elsewhere.values()))
+        new, changed, unchanged = (tally.get(one, 0) for one in ("new", "changed", "unchanged"))
+        return cls(new, changed, unchanged + len(elsewhere) - len(refused), refused, (*elsewhere,))
+
+
+class FromElsewhere(Exception):
+    """A document has the id of another file's; the message is the cause and the remedy.
+
+    Without one it says the same as what is here.
+    """
 
 
 @dataclass(frozen=True)

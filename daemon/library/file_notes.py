@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.library.catalogue.originals import Staged
@@ -76,6 +76,17 @@ class FilePart:
     first: bool = True
     waiting: tuple[Waiting, ...] = ()
     original: Staged | None = None  # with the last part: the file itself, where it is to be kept
+
+    def without(self, refused: Mapping[str, str]) -> FilePart:
+        """But for documents that were refused, by id, each with the cause; the note says so."""
+        if not refused:
+            return self
+        note, causes = self.note, list(filter(None, refused.values()))
+        if note is not None and causes and not note.refused:
+            more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+            note = replace(note, refused=causes[0] + more)
+        documents = tuple(one for one in self.documents if one.id not in refused)
+        return replace(self, documents=documents, note=note)
 
 
 @dataclass(frozen=True)

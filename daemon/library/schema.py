@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -289,7 +290,7 @@ def _explanation(path: Path, error: Exception) -> str:
         remedy = "this Python's SQLite lacks FTS5; use a Python whose SQLite has it"
     elif "locked" in text:
         remedy = "another process holds it; wait for it to finish or end it"
-    elif "full" in text:
+    elif "full" in text or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space on that disk and try again"
     elif "readonly" in text or "unable to open" in text or isinstance(error, OSError):
         remedy = "check that the daemon's user may read and write the file and its folder"

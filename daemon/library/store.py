@@ -36,6 +36,7 @@ from daemon.library.catalogue.originals import OriginalFile, Originals
 from daemon.library.catalogue.question_pairs import QuestionPairs
 from daemon.library.catalogue.waiting import StoredWaiting, WaitingPages
 from daemon.library.contents import (
+    FromElsewhere,
     IngestCounts,
     LibraryCounts,
     Passage,
@@ -61,10 +62,6 @@ _PASSAGES = (
     "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page, p.place"
     " FROM passage p"
 )
-
-
-class _FromElsewhere(Exception):
-    """A document has the id of another file's; the message is the cause and the remedy."""
 
 
 class Library:
@@ -122,18 +119,18 @@ class Library:
         stands. One that was read from another file is refused unless ``replace``. What is
         ``waiting`` is told behind its documents.
         """
-        tally = {"new": 0, "changed": 0, "unchanged": 0}
-        refused: dict[str, str] = {}
+        tally = Counter[str]()
+        elsewhere: dict[str, str] = {}
         with self._transaction():
             dropped: set[bytes] = set()
             for document in documents:
                 try:
                     tally[self._put_document(document, splitter, dropped, replace)] += 1
-                except _FromElsewhere as error:
-                    refused[document.id] = str(error)
+                except FromElsewhere as error:
+                    elsewhere[document.id] = str(error)
             self._waiting.put(waiting, replace=replace)
             self._drop_features(dropped)
-        return IngestCounts(**tally, refused=tuple(refused.values()), elsewhere=tuple(refused))
+        return IngestCounts.of(tally, elsewhere)
 
     def _put_document(
         self, document: Document, splitter: Splitter, dropped: set[bytes], replace: bool
@@ -142,18 +139,21 @@ class Library:
         row = self._db.execute(
             "SELECT digest, source FROM document WHERE id = ?", (document.id,)
         ).fetchone()
-        if row is not None and row[0] in (digest, earlier):
-            if row[0] != digest:
-                set_digest = "UPDATE document SET digest = ? WHERE id = ?"
-                self._db.execute(set_digest, (digest, document.id))
-            if document.source in ("", row[1]):
-                self._waiting.drop(document.id)  # what still does is told behind it
-            return "changed" if self._catalogue.enter(document) else "unchanged"
+        same = row is not None and row[0] in (digest, earlier)
         if row is not None and not replace and row[1] not in ("", document.source):
-            raise _FromElsewhere(
+            if same and not self._catalogue.says_else(document):
+                raise FromElsewhere
+            raise FromElsewhere(
                 f"{document.id} is here from {row[1]}, and {document.source or 'a record'} says "
                 "otherwise: give one of them a --collection, or --replace it if the file has moved"
             )
+        if same:
+            self._db.execute(
+                "UPDATE document SET digest = ?, source = ? WHERE id = ?",
+                (digest, document.source or row[1], document.id),
+            )
+            self._waiting.drop(document.id)  # what still does is told behind it
+            return "changed" if self._catalogue.enter(document) else "unchanged"
         if row is not None:
             if document.tags is None:
                 document = dataclasses.replace(document, tags=self._catalogue.tags_of(document.id))
@@ -192,9 +192,10 @@ class Library:
         """Store what was read of a watched folder's files, and its notes, in one transaction.
 
         What a file was before, it replaces; whatever else had its documents' ids, too: the
-        collection's name is the folder's.
+        collection's name is the folder's. A record, whose id is its own, replaces no file.
         """
         tally = Counter[str]()
+        elsewhere: dict[str, str] = {}
         with self._transaction():
             dropped: set[bytes] = set()
             left: list[str] = []
@@ -202,18 +203,23 @@ class Library:
                 file = (read.collection, os.fsencode(part.name))
                 if part.first:
                     self._waiting.drop_of_file(file)
-                for document in part.documents:
-                    tally[self._put_document(document, splitter, dropped, replace=True)] += 1
+                refused: dict[str, str] = {}
+                for one in part.documents:
+                    try:
+                        tally[self._put_document(one, splitter, dropped, one.source != "")] += 1
+                    except FromElsewhere as error:
+                        refused[one.id] = str(error)
                 for pair in part.pairs:
                     self._pairs.put(pair)
-                left += self.notes.put(read.collection, part)
+                left += self.notes.put(read.collection, part.without(refused))
+                elsewhere |= refused
                 self._waiting.put(part.waiting, file)
             self._drop_features(dropped)
             # Of what a file was before, another may have become the owner meanwhile.
             self._delete(one for one in left if not self.notes.owners(one))
             passing("files:write")
         passing("files:written")
-        return IngestCounts(tally["new"], tally["changed"], tally["unchanged"])
+        return IngestCounts.of(tally, elsewhere)
 
     def forget_other_folders(self, watched: Sequence[str]) -> None:
         """Drop the notes of folders that are watched no longer; what was read there stays."""

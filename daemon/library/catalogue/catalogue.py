@@ -93,6 +93,17 @@ class Catalogue:
         rows = self._db.execute("SELECT 1 FROM document_text WHERE document_id = ?", (document_id,))
         return rows.fetchone() is not None
 
+    def says_else(self, document: Document) -> bool:
+        """Whether it tells another author, date, language or tags than what is here."""
+        here = self._db.execute(
+            "SELECT author, date, language FROM document WHERE id = ?", (document.id,)
+        ).fetchone()
+        told = (document.author, document.date, document.language)
+        if any(one not in ("", there) for one, there in zip(told, here, strict=True)):
+            return True
+        tags = document.tags
+        return tags is not None and tuple(sorted(set(tags))) != self.tags_of(document.id)
+
     def whole(self, ids: Iterable[str], most: int) -> tuple[list[Document], int]:
         """The first of these with their texts, and of how many ids that is; what is gone is not.
 

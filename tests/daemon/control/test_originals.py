@@ -153,6 +153,11 @@ async def test_a_file_of_another_documents_name_replaces_nothing(keeping: Site) 
     assert "is here from /srv/rules.txt" in steps[0].errors[0]
     assert list(steps[1].originals_wanted) == []
     assert await original(keeping, "rules.txt") == SECRET
+    # Nor where its text is the same: its pages might show another one.
+    batch = control.IngestRequest(documents=[document("rules.txt", source="/elsewhere/rules.txt")])
+    steps = await ingest(keeping, batch, offer("rules.txt", b"new"), piece("rules.txt", b"new"))
+    assert (steps[0].documents_unchanged, list(steps[1].originals_wanted)) == (1, [])
+    assert await original(keeping, "rules.txt") == SECRET
     unasked = control.IngestRequest(documents=[document("b.txt")])
     steps = await ingest(keeping, unasked, offer("rules.txt", b"x"), piece("rules.txt", b"x"))
     assert list(steps[1].originals_wanted) == [], "its document is not of this batch"

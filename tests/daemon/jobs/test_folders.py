@@ -265,11 +265,29 @@ def test_what_a_file_had_before_stays_until_it_is_read_again(site: Site) -> None
     site.look()
     both = site.texts()
     assert len(both) == 2
-    alone = Document("contracts/letter.eml", "The lamp", "The lamp burns oil.")
+    source = str(site.folder.path / "letter.eml")
+    alone = Document("contracts/letter.eml", "The lamp", "The lamp burns oil.", source=source)
     for note in (FileNote(UNFINISHED, b"", "trim.txt: not read in time"), FileNote(A_STAMP, b"")):
         site.give(FilesRead("contracts", (FilePart("letter.eml", note, (alone,)),)))
         assert (site.texts() == both) == (note.stamp == UNFINISHED)
     assert set(site.texts()) == {"contracts/letter.eml"}
+
+
+def test_a_record_replaces_no_file_beside_it(site: Site) -> None:
+    site.write("lease.txt", "The rent is 700.")
+    site.look()
+    records = [
+        {"id": "lease.txt", "title": "", "text": "The rent is 7."},
+        {"id": "other", "title": "", "text": "Another one."},
+    ]
+    site.write("all.jsonl", "".join(json.dumps(one) + "\n" for one in records))
+    site.look()
+    here = {"contracts/lease.txt": "The rent is 700.", "contracts/other": "Another one."}
+    assert site.texts() == here
+    assert "contracts/lease.txt is here from" in site.refused()["all.jsonl"]
+    (site.folder.path / "all.jsonl").unlink()
+    site.look()
+    assert site.texts() == {"contracts/lease.txt": "The rent is 700."}
 
 
 def test_a_file_that_is_all_gap_keeps_nobody_waiting(site: Site) -> None:

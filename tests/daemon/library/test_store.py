@@ -448,7 +448,14 @@ def test_a_file_of_the_same_name_from_elsewhere_replaces_nothing_unasked(
     (kept,) = library.documents("rules.txt", "", 1)
     assert (kept.source, kept.author, kept.date) == ("/a/rules.txt", "Harms", "")
     moved = replace(first, source="/b/rules.txt")
-    assert library.put_documents([moved], splitter=splitter()).unchanged == 1
+    counts = library.put_documents([moved], splitter=splitter())
+    assert (counts.unchanged, counts.refused, counts.elsewhere) == (1, (), ("rules.txt",))
+    for said in ({"author": "Eve"}, {"date": "2024-05-02"}, {"tags": ("void",)}):
+        for lie in (replace(moved, **said), replace(moved, source="", **said)):
+            counts = library.put_documents([lie], splitter=splitter())
+            assert (counts.changed, len(counts.refused)) == (0, 1), lie
+    (kept,) = library.documents("rules.txt", "", 1)
+    assert (kept.source, kept.author, kept.date, kept.tags) == ("/a/rules.txt", "Harms", "", ())
     mended = replace(first, text="No fires at all.")
     assert library.put_documents([mended], splitter=splitter()).changed == 1
     assert library.put_documents([other], splitter=splitter(), replace=True).changed == 1
