@@ -126,6 +126,7 @@ class Bounds(_message.Message):
     WORD_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     kind: Global___Kind.ValueType
     """as all of this kind; what else is said goes beside it"""
@@ -149,6 +150,8 @@ class Bounds(_message.Message):
     """that a text matches as a whole"""
     without: _builtins.str
     """of messages: this field of theirs is left empty"""
+    foreign: _builtins.bool
+    """of a text: any characters, as in the name of a file; what prints it makes them visible"""
     held_by: _builtins.str
     """of messages: their `content` is held by the value of this field, in front of the list, or by the value of this name"""
     @_builtins.property
@@ -180,11 +183,12 @@ class Bounds(_message.Message):
         word: _abc.Iterable[_builtins.str] | None = ...,
         items: Global___Items | None = ...,
         without: _builtins.str = ...,
+        foreign: _builtins.bool = ...,
         held_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "items", b"items", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "held_by", b"held_by", "items", b"items", "kind", b"kind", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "foreign", b"foreign", "held_by", b"held_by", "items", b"items", "kind", b"kind", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__above: _TypeAlias = _typing.Literal["above"]  # noqa: Y015
     _WhichOneofArgType__above: _TypeAlias = _typing.Literal["_above", b"_above"]  # noqa: Y015

@@ -1718,6 +1718,8 @@ class RemoveDocumentsProgress(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    TO_EMBED_FIELD_NUMBER: _builtins.int
+    EMBEDDED_FIELD_NUMBER: _builtins.int
     documents: _builtins.int
     """that are out of the library; no answer cites them"""
     passages: _builtins.int
@@ -1728,6 +1730,10 @@ class RemoveDocumentsProgress(_message.Message):
     """the index is made anew: nothing of them is in any file"""
     waiting: _builtins.int
     """ids of which pages waited for OCR, documents or not"""
+    to_embed: _builtins.int
+    """passages that came before and are embedded first: only then is the index made anew"""
+    embedded: _builtins.int
+    """of these"""
     @_builtins.property
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of the request that no document here has"""
@@ -1741,10 +1747,12 @@ class RemoveDocumentsProgress(_message.Message):
         unknown: _abc.Iterable[_builtins.str] | None = ...,
         done: _builtins.bool = ...,
         waiting: _builtins.int = ...,
+        to_embed: _builtins.int = ...,
+        embedded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "done", b"done", "pairs", b"pairs", "passages", b"passages", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "done", b"done", "embedded", b"embedded", "pairs", b"pairs", "passages", b"passages", "to_embed", b"to_embed", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

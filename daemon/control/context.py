@@ -8,6 +8,7 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from config.settings import Settings
 from daemon.answering.answering import QuestionRefusedError
+from daemon.control.unparsed import MOST_PARTS, TooManyParts, count_parts
 from daemon.learning.options import EvaluationError, LearningError
 from daemon.library.schema import LibraryError
 from daemon.personal.store import PersonalStore
@@ -53,6 +57,10 @@ _REFUSALS = (
     LedgerError,
     WorkerCrashed,
 )
+_KINDS: dict[str, Descriptor] = {
+    method.name: method.input_type
+    for method in control.DESCRIPTOR.services_by_name["Control"].methods
+}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 # The fields that say their bounds; the size of a message bounds the rest.
@@ -163,27 +171,25 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
         if handler is None:  # unknown to grpc, too
             return handler
 
-        async def answered(request: Message, context: Context) -> Any:
-            await _check(request, context)
-            return await handler.unary_unary(request, context)
+        kind = _KINDS[handler_call_details.method.rpartition("/")[2]]
 
-        async def streamed(request: Message, context: Context) -> AsyncIterator[Any]:
-            await _check(request, context)
+        async def answered(raw: bytes, context: Context) -> Any:
+            return await handler.unary_unary(await _checked(kind, raw, context), context)
+
+        async def streamed(raw: bytes, context: Context) -> AsyncIterator[Any]:
+            request = await _checked(kind, raw, context)
             async for reply in handler.unary_stream(request, context):
                 yield reply
 
-        async def checked(requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Any]:
-            async for request in requests:
-                await _check(request, context)
-                yield request
+        async def checked(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            async for raw in requests:
+                yield await _checked(kind, raw, context)
 
-        async def conversed(
-            requests: AsyncIterator[Message], context: Context
-        ) -> AsyncIterator[Any]:
+        async def conversed(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
             async for reply in handler.stream_stream(checked(requests, context), context):
                 yield reply
 
-        coded = (handler.request_deserializer, handler.response_serializer)
+        coded = (None, handler.response_serializer)  # bytes come, and are parsed when counted
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(conversed, *coded)
         if handler.response_streaming:
@@ -191,9 +197,19 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
         return grpc.unary_unary_rpc_method_handler(answered, *coded)
 
 
-async def _check(request: Message, context: Context) -> None:
+async def _checked(kind: Descriptor, raw: bytes, context: Context) -> Message:
+    """A request as it came, parsed if it is one that is meant; else it is refused."""
+    try:
+        await asyncio.to_thread(count_parts, raw, kind)
+        request = await asyncio.to_thread(GetMessageClass(kind).FromString, raw)
+    except TooManyParts:
+        cause = f"more than {MOST_PARTS:,} parts in a request: send several"
+        await refuse(context, cause, senseless=True)
+    except DecodeError:
+        await refuse(context, "not a request of this version of fedd", senseless=True)
     try:
         for name, rule in _RULES[request.DESCRIPTOR.name].items():
             rule(name, getattr(request, name))
     except RemoteProtocolError as error:
         await refuse(context, str(error), senseless=True)
+    return request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -76,9 +76,9 @@ class LibraryCalls(Calls):
     @asynccontextmanager
     async def _changing(self, what: str, context: Context) -> AsyncIterator[None]:
         """One change of the library at a time: a second person's is refused."""
-        async with AsyncExitStack() as turn:
+        with ExitStack() as asked:
             try:
-                await turn.enter_async_context(self._driver.collection.changes.asked_for(what))
+                asked.enter_context(self._driver.collection.changes.asked_for(what))
             except ChangeUnderWay as error:
                 await refuse(context, str(error))
             yield
@@ -92,7 +92,7 @@ class LibraryCalls(Calls):
         context: Context,
     ) -> AsyncIterator[control.IngestProgress]:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
-        lost = _Lost()
+        lost, changes = _Lost(), self._driver.collection.changes
         watched = [one.folder for one in self._around.services.folders.states]
         told: set[int] = set()
         async for request in requests:
@@ -109,7 +109,8 @@ class LibraryCalls(Calls):
             work = self._driver.collection.ingest(
                 documents, pairs, replace=request.replace, waiting=waiting
             )
-            counts = await self._answered(context, work)
+            async with changes.turn():  # nobody has it while the next request is waited for
+                counts = await self._answered(context, work)
             errors += [*faults, *counts.refused]
             state.documents_new += counts.new
             state.documents_changed += counts.changed
@@ -123,12 +124,22 @@ class LibraryCalls(Calls):
                 state.originals_kept += await self._answered(context, upload.begin(may))
             recorded |= _counted(state)
             yield _with_errors(state, errors)
-        state.originals_kept += await self._answered(context, upload.keep())
-        recorded |= _counted(state)
-        yield _with_errors(state, await self._answered(context, self._count_usable(state, lost)))
-        async for step in self._indexed(state, context):
-            yield step
+        async with changes.turn():
+            state.originals_kept += await self._answered(context, upload.keep())
+            recorded |= _counted(state)
+            errors = await self._answered(context, self._count_usable(state, lost))
+            yield _with_errors(state, errors)
+            async for step in self._indexed(state, context):
+                yield step
         await self._driver.readiness.refresh()
+
+    async def _embedded(self, context: Context) -> AsyncIterator[EmbeddingProgress]:
+        """What is embedded before the index is made anew; over when it is."""
+        async with watched(self._driver.collection.index, EmbeddingProgress) as (steps, work):
+            async for step in steps:
+                if isinstance(step, EmbeddingProgress):
+                    yield step
+            await self._answered(context, work)
 
     async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> list[str]:
         """How many pairs have a document here; of the others, what the first may mean."""
@@ -287,6 +298,7 @@ class LibraryCalls(Calls):
         collection, pairs = self._driver.collection, self._around.services.pairs
         async with (
             self._changing("a removal", context),
+            self._driver.collection.changes.turn(),
             self._audited(context, "remove") as recorded,
         ):
             known = await self._answered(context, collection.known(request.ids))
@@ -300,7 +312,9 @@ class LibraryCalls(Calls):
                 recorded |= asdict(removed)
                 state.MergeFrom(control.RemoveDocumentsProgress(**asdict(removed)))
                 yield state
-                await self._answered(context, collection.index(lambda _: None))
+                async for embedded in self._embedded(context):
+                    state.to_embed, state.embedded = embedded.total, embedded.done
+                    yield state
                 state.done = True
             finally:
                 if not state.done:  # who hung up does not keep the old index

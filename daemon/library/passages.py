@@ -24,6 +24,7 @@ from daemon.library.readers.documents import Document, Kind, Place, Span
 CountTokens = Callable[[str], int]
 
 _LANGUAGE = "en"
+_COUNTED_ANEW = 64  # times, of a text's characters; a passage of sentences needs some ten
 _RULE = "sentences-1"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
 _LINE = re.compile(r"[^\n]+")
@@ -101,12 +102,19 @@ class SentenceSplitter:
         header = table[slice(*rows[0])][:_CONTEXT] if rows else ""
         under = "\n".join(filter(None, (context, header)))
         room = self._beside(header, budget)
+
+        def tokens(row: int) -> int:
+            """At least one, or rows of nothing that is a token would never fill a passage."""
+            return max(1, self.count_tokens(table[slice(*rows[row])]))
+
         first, above = 0, context
         while first < len(rows):
             last = first + 1
             begin, end = rows[first]
-            while last < len(rows) and self.count_tokens(table[begin : rows[last][1]]) <= room:
+            size = tokens(first)
+            while last < len(rows) and size + (more := tokens(last)) <= room:
                 end = rows[last][1]
+                size += more
                 last += 1
             for a, b in split_ranges(table[begin:end], budget, self.count_tokens):
                 yield begin + a, begin + b, above
@@ -234,10 +242,15 @@ def _pack(
     share = total / -(-total // budget)
     groups: list[str] = []
     group, size = "", 0
+    left = _COUNTED_ANEW * sum(map(len, pieces))  # characters
     for piece, count in zip(pieces, counts, strict=True):
         # Counts of parts may add up to less than the count of the whole, in a
-        # tokeniser that doesn't start afresh at each word: so count the whole.
-        full = size + count > budget or count_tokens((group + piece).strip()) > budget
+        # tokeniser that doesn't start afresh at each word: so count the whole. Of a text that
+        # is all short lines that would take minutes, of one without tokens for ever.
+        full = size + count > budget
+        if not full and left > 0:
+            left -= len(group) + len(piece)
+            full = count_tokens((group + piece).strip()) > budget
         if group and (full or size >= share):
             groups.append(group)
             group, size = "", 0

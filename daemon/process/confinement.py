@@ -23,6 +23,8 @@ from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_CAPBSET_DROP, _CAPABILITY_VERSION = 24, 0x20080522
+_READ_ALL: Final = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 # landlock_create_ruleset, _add_rule and _restrict_self (landlock(7))
@@ -56,6 +58,9 @@ _REFUSED: Final = (
     *((188, 5), (189, 6), (190, 7), (463, 463)),  # setxattr, l-, f-, -at
     *((197, 14), (198, 15), (199, 16), (466, 466)),  # removexattr, l-, f-, -at
     (469, 469),  # file_setattr
+    # ... and to learn of them: notes, and who is written when.
+    *((191, 8), (192, 9), (193, 10), (194, 11), (195, 12), (196, 13)),  # getxattr, listxattr
+    *((464, 464), (465, 465), (253, None), (294, 26), (300, 262)),  # ...at, inotify, fanotify
     # To put others of the same user off their work.
     *((141, 140), (142, 118), (144, 119), (314, 274)),  # setpriority, sched_setparam, ...
     *((251, 30), (256, 238), (279, 239)),  # ioprio_set, migrate_pages, move_pages
@@ -117,13 +122,15 @@ def confine(readable: Path, *, memory_bytes: int, cpu_s: float) -> None:
         _limit(resource.RLIMIT_FSIZE, 0)
         _limit(resource.RLIMIT_CPU, max(1, int(cpu_s)))
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        # Another user's network has no routes. For root alone without one of users, in which
+        # root could no longer read what belongs to others.
+        is_root = os.geteuid() == 0
+        _LIBC.unshare(_CLONE_NEWNET if is_root else _CLONE_NEWUSER | _CLONE_NEWNET)
+        _drop_capabilities(keep=_READ_ALL if is_root else 0)
         _touch_nothing_but(at)
         _call_nobody()
     finally:
         os.close(at)
-    # Another user's network has no routes. For root alone without one of users, in which
-    # root could no longer read what belongs to others.
-    _LIBC.unshare(_CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWUSER | _CLONE_NEWNET)
 
 
 def end_with_parent() -> None:
@@ -236,6 +243,20 @@ def _allow(rules: int, at: int, rights: int) -> None:
     rule = _Rule(rights, at)
     if _LIBC.syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0) != 0:
         raise _refused("landlock_add_rule")
+
+
+def _drop_capabilities(*, keep: int) -> None:
+    """But for those, by their bits; also for programs that are begun."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then of bits from 32 on
+    if _LIBC.capget(ctypes.byref(header), ctypes.byref(sets)) == 0 and not any(sets):
+        return  # as under the unit, which lets nobody change them
+    for capability in range(64):
+        if not keep >> capability & 1:
+            _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused for those that are not
+    sets = (ctypes.c_uint32 * 6)(keep, keep)
+    if _LIBC.capset(ctypes.byref(header), ctypes.byref(sets)) != 0:
+        raise _refused("capset")
 
 
 def _limit(kind: int, most: int) -> None:

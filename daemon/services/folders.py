@@ -135,7 +135,7 @@ class WatchedFolders:
 
     async def _forget_others(self) -> None:
         names = [state.folder.name for state in self.states]
-        async with self._collection.changes.by_itself():
+        async with self._collection.changes.turn():
             try:
                 await asyncio.to_thread(
                     jobs.forget_other_folders, self._collection.library_path, names
@@ -193,7 +193,7 @@ class _Look:
 
     async def take(self, item: FilesRead | FilesGone) -> None:
         """Store what the look hands over. Raises what that fails with."""
-        async with self._collection.changes.by_itself():
+        async with self._collection.changes.turn():
             if isinstance(item, FilesRead):
                 await self._store(item)
             else:

@@ -106,7 +106,7 @@ def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:
     if field.cpp_type == field.CPPTYPE_DOUBLE:
         return real(low, high, above=said.HasField("above"), unknown=said.unknown)
     if field.type == field.TYPE_STRING:
-        return text(int(low), int(high))
+        return (foreign_text if said.foreign else text)(int(low), int(high))
     if field.type == field.TYPE_BYTES:
         return octets(int(low), int(high))
     return number(int(low), int(high))
@@ -171,6 +171,16 @@ def text(low: int, high: int) -> Rule:
             raise refuse(path, f"{len(value)} characters long", f"{low} .. {high}")
         if not value.isprintable():
             raise refuse(path, shown(value), "printable characters on one line")
+
+    return rule
+
+
+def foreign_text(low: int, high: int) -> Rule:
+    """Any characters: it names what others have named. Whoever prints it makes them visible."""
+
+    def rule(path: str, value: str) -> None:
+        if not low <= len(value) <= high:
+            raise refuse(path, f"{len(value)} characters long", f"{low} .. {high}")
 
     return rule
 

@@ -343,7 +343,8 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
             request = RemoveDocumentsRequest(ids=ids[first : first + _A_REQUEST])
             async for step in daemon.RemoveDocuments(request):
                 last = step
-                now_at("making the index without them")
+                before = f"{step.embedded} of {step.to_embed} passages that came before embedded, "
+                now_at((before if step.to_embed else "") + "making the index without them")
             whole.documents += last.documents
             whole.passages += last.passages
             whole.pairs += last.pairs

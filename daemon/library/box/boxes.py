@@ -191,6 +191,7 @@ class Boxes:
 
         def count(more: int) -> None:
             nonlocal read
+            more = min(more, size - read)  # it may say what it likes
             read += more
             watch(more)
 

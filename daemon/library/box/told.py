@@ -100,6 +100,8 @@ def makes_sense(item: object) -> bool:
     """Whether it is within the bounds of what may be told."""
     if isinstance(item, Document | Pair):
         return not fault_of(item)
+    if isinstance(item, int):
+        return 0 <= item < 1 << 62
     if isinstance(item, FileProblem):
         in_bounds = len(item.cause) <= LONGEST_CAUSE
         return in_bounds and len(item.pages) <= documents.MAX_PAGES_NAMED

@@ -6,7 +6,7 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +15,15 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.loading import load
-from daemon.control.context import WithinBounds
+from daemon.control.context import _RULES, WithinBounds
 from daemon.control.library import _first_time, _Lost, _with_errors
 from daemon.control.library_messages import parsed, waiting_of
 from daemon.control.training import TrainingCalls
+from daemon.control.unparsed import TooManyParts, count_parts
 from daemon.library.folders import Folder
 from daemon.library.readers.documents import (
     MAX_ID,
@@ -258,6 +261,66 @@ async def test_a_batch_of_many_empty_items_is_refused_before_it_is_looked_into(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"{items} is 10001 long; expected 0 .. 10000" in str(refused.value.details())
     assert servicer.seen == [good]
+
+
+@pytest.mark.parametrize("where", ["documents", "spans", "tags", "ids"])
+async def test_a_request_of_many_empty_parts_is_refused_before_it_is_parsed(
+    reached: tuple[Reached, rpc.ControlAsyncStub], where: str
+) -> None:
+    """Two bytes each on the wire, and a hundred times that in memory."""
+    servicer, stub = reached
+    tags = control.Tags(tags=[""] * 600_000)
+    many: dict[str, Message] = {
+        "documents": control.IngestRequest(documents=[control.Document()] * 600_000),
+        "spans": control.IngestRequest(
+            documents=[control.Document(spans=[control.Span()] * 300_000)] * 2
+        ),
+        "tags": control.IngestRequest(documents=[control.Document(tags=tags)]),
+        "ids": control.RemoveDocumentsRequest(ids=[""] * 600_000),
+    }
+    request: Any = many[where]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        if where == "ids":
+            async for _ in stub.RemoveDocuments(request):
+                pass
+        else:
+            async for _ in stub.Ingest(iter([request])):
+                pass
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "more than 500,000 parts in a request" in str(refused.value.details())
+    assert servicer.seen == []
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_counted_or_refused(raw: bytes) -> None:
+    kind = control.IngestRequest.DESCRIPTOR
+    with suppress(TooManyParts):
+        assert 0 <= count_parts(raw, kind) <= len(raw)
+
+
+def test_as_many_parts_as_a_document_may_have_are_let_through() -> None:
+    spans = [control.Span(begin=n, end=n + 1, place=[0, 0, 1, 1]) for n in range(1000)]
+    request = control.IngestRequest(
+        documents=[control.Document(id="a", spans=spans, tags=control.Tags(tags=["b"] * 5))]
+    )
+    assert count_parts(request.SerializeToString(), request.DESCRIPTOR) == 1 + 1 + 1000 + 1 + 5
+
+
+def test_an_id_may_have_any_characters_of_a_files_name() -> None:
+    """What is here by such a name has to be shown and removed by it."""
+    name = "Report\N{NO-BREAK SPACE}2024\n\x1b[2J.pdf"
+    for request in (
+        control.ShowDocumentRequest(id=name),
+        control.OriginalRequest(id=name),
+        control.PageImageRequest(id=name, page=1, dpi=100),
+        control.RemoveDocumentsRequest(ids=[name]),
+        control.ListDocumentsRequest(begins=name, after=name, limit=1),
+        control.ListWaitingRequest(begins=name, after=name, limit=1),
+        control.ExportDocumentsRequest(begins=name, ids=[name]),
+        control.SearchRequest(question="a", begins=name),
+    ):
+        for field, rule in _RULES[request.DESCRIPTOR.name].items():
+            rule(field, getattr(request, field))
 
 
 async def test_what_is_within_its_bounds_is_answered(

@@ -17,7 +17,7 @@ from daemon.library.passages import (
     sentences,
     split_ranges,
 )
-from daemon.library.readers.documents import Block, Document, joined
+from daemon.library.readers.documents import Block, Document, Kind, Span, joined
 
 
 def words(text: str) -> int:
@@ -242,3 +242,25 @@ def test_a_passage_is_placed_without_a_look_at_all_others() -> None:
     pieces = SentenceSplitter(words, 60)(Document("a", "", text, spans=spans))
     assert time.process_time() - begun < 6
     assert [piece.page for piece in pieces[:3]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [("table", "\u200d\t\u200d\n"), ("text", "x\n"), ("text", "\u200d. "), ("table", "x\n")],
+)
+def test_what_is_counted_grows_with_the_text_alone(kind: Kind, row: str) -> None:
+    """Rows without tokens never fill a passage, and short lines many times over."""
+
+    def counted(rows: int) -> int:
+        text, counted = row * rows + "word " * 150, 0
+
+        def count_tokens(part: str) -> int:
+            nonlocal counted
+            counted += len(part)
+            return sum(word.isalnum() for word in part.split())
+
+        document = Document("a", "", text, spans=(Span(kind, 0, len(text)),))
+        SentenceSplitter(count_tokens, 100)(document)
+        return counted
+
+    assert counted(8000) < 3 * counted(4000) < 3 * 200 * 4000 * len(row)
