@@ -39,6 +39,7 @@ from daemon.library.folders import (
     cause_for_daemon,
     changes,
     held_back,
+    kept_again,
     look,
     retry_of,
 )
@@ -290,6 +291,7 @@ class _Reading:
         if stamp != file.note.stamp:
             self.changing[file.name] = stamp
             return
+        is_kept, before = True, self.retries.get(file.name)
         try:
             original = self._staged(file)
         except _Changed:
@@ -297,15 +299,17 @@ class _Reading:
             return
         except OSError as error:
             self.failed.append(NotRead(file.name, f"not kept: {cause_for_daemon(error)}"))
-            original = None
+            original, is_kept = None, False
         refused = file.causes[0][:_CAUSE] if file.causes else ""
         if len(file.causes) > 1:
             refused += f" (and {len(file.causes) - 1} more)"
         retry = None
         if file.passing:
-            retry = retry_of(self.retries.get(file.name), stamp, self._now_ns())
+            retry = retry_of(before, stamp, self._now_ns())
         if retry is None:
             self.retries.pop(file.name, None)
+            if not is_kept:
+                self.retries[file.name] = kept_again(before, stamp, self._now_ns())
             yield file.part(replace(file.note, refused=refused), original)
             return
         self.retries[file.name] = retry

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from daemon.library.catalogue.originals import Originals, Staged
+from daemon.library.catalogue.originals import Originals, Staged, folder_of
 from daemon.library.schema import explained, open_database, transaction
 from daemon.process.faultpoints import passing
 
@@ -31,5 +31,7 @@ def keep(library: Path, staged: Sequence[Staged]) -> int:
 
 def collect(library: Path) -> int:
     """Remove the bytes that no document refers to; how many files. Raises LibraryError."""
+    if not folder_of(library).is_dir():
+        return 0
     with closing(open_database(library, read_only=False)) as db, explained(library):
         return Originals(db, library).collect()

@@ -197,6 +197,14 @@ def retry_of(before: Retry | None, stamp: Stamp, now_ns: int) -> Retry | None:
     return Retry(stamp, tries, now_ns + _PAUSES_NS[tries - 1])
 
 
+def kept_again(before: Retry | None, stamp: Stamp, now_ns: int) -> Retry:
+    """When a file that could not be kept is copied again: at last once a day, for ever."""
+    if before is None or before.stamp != stamp:
+        return Retry(stamp, 1, now_ns + _PAUSES_NS[0])
+    pause = _PAUSES_NS[min(before.tries, len(_PAUSES_NS) - 1)]
+    return Retry(stamp, before.tries + 1, now_ns + pause)
+
+
 def held_back(gone: Sequence[str], noted: int, tree: Tree, before: Memory) -> tuple[str, Memory]:
     """Why files that are gone are not taken for that yet, "" if they are; for the next look.
 

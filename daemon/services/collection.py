@@ -22,6 +22,7 @@ from daemon.answering.answering import Answered
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as answering_jobs
 from daemon.jobs import learning as learning_jobs
+from daemon.jobs import originals as original_jobs
 from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -319,6 +320,7 @@ class Collection:
         pauses = Backoff(_RETRY_S, _LONGEST_RETRY_S, SystemRandom())
         await self._until_wanted()
         await self._let_stand_in()
+        await self._collect_originals()
         while True:
             await self._until_wanted()
             self._dirty.clear()
@@ -345,6 +347,13 @@ class Collection:
                 self._listeners.answers()
             if not self._dirty.is_set():
                 self._settled.set()
+
+    async def _collect_originals(self) -> None:
+        """What a kill left in the folder of originals, though its documents are removed."""
+        try:
+            await self._learning.run(original_jobs.collect, self.library_path)
+        except _FAILURES as error:
+            log.warning("files of removed documents may be left", cause=str(error))
 
     async def _let_stand_in(self) -> None:
         """Answer from an index of before, where the one that is wanted is to be made first."""

@@ -24,6 +24,8 @@ from daemon.library.store import Library
 from daemon.process import faultpoints
 from tests.daemon.jobs.test_folders import LATER, Site
 
+MINUTE = 60_000_000_000  # ns
+
 
 class KeepingSite(Site):
     """As the daemon does it: with the documents their files, and then what nobody has goes."""
@@ -226,12 +228,17 @@ def test_a_full_disk_is_told_and_tried_again(
         raise OSError(28, "No space left on device")
 
     site.write("a.txt", "Hemp rope.")
+    since = LATER
     with monkeypatch.context() as patch:
         patch.setattr("daemon.jobs.folders.Arriving.write", full)
-        looked = site.look()
-    assert [str(one.cause) for one in looked.not_read] == ["not kept: No space left on device"]
-    assert (set(site.texts()), site.kept) == ({"contracts/a.txt"}, {})
-    assert site.look().not_read == ()
+        looked = site.look(since)
+        assert [str(one.cause) for one in looked.not_read] == ["not kept: No space left on device"]
+        assert (set(site.texts()), site.kept) == ({"contracts/a.txt"}, {})
+        for minutes in (10, 60, 360, 1440, 1440):
+            assert site.look(since + MINUTE).not_read == (), "it is not copied in between"
+            since += minutes * MINUTE
+            assert len(site.look(since).not_read) == 1, minutes
+    assert site.look(since + 1440 * MINUTE).not_read == ()
     assert site.kept == {"contracts/a.txt": b"Hemp rope."}
 
 
