@@ -16,6 +16,7 @@ from daemon.jobs import learning
 from daemon.learning.options import EmbeddingProgress
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.catalogue.originals import folder_of
 from daemon.library.readers.documents import Document
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
@@ -107,6 +108,23 @@ async def test_after_a_restart_the_index_of_before_answers_at_once(
     async with asyncio.timeout(60):
         while again.indexed < len(DOCUMENTS):
             await asyncio.sleep(0.01)
+    running.cancel()
+
+
+async def test_what_a_kill_left_of_removed_files_is_gone_after_the_start(
+    workers: Workers, spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    site = collection_of(workers, spec, tmp_path / "state")
+    await site.prepare()
+    version = await workers.learning.run(learning.write_initial_version, spec, site.versions)
+    await site.ingest(DOCUMENTS, [])
+    left = folder_of(site.library_path) / ("0" * 64)
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"What is removed.")
+    running = asyncio.create_task(site.run())
+    site.adopt(version)
+    await site.until_served(version)
+    assert not left.exists()
     running.cancel()
 
 
