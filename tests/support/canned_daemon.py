@@ -210,7 +210,8 @@ class CannedDaemon(ControlServicer):
 
     def ListWaiting(self, request: Any, context: Any) -> control.ListWaitingReply:
         self._hear(request, context)
-        found = [one for one in self.waiting if one.id > request.after]
+        begin = [one for one in self.waiting if one.id.startswith(request.begins)]
+        found = [one for one in begin if one.id > request.after]
         return control.ListWaitingReply(documents=found[: request.limit])
 
     def ShowDocument(self, request: Any, context: Any) -> control.ShowDocumentReply:

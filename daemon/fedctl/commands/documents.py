@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.fedctl.terminal.connection import connected, run, socket_path
-from daemon.fedctl.terminal.options import Out, command, of_field
+from daemon.fedctl.terminal.options import Out, collection_prefix, command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -49,13 +49,19 @@ topic = typer.Typer(
 # Behind a round that is being trained, or an evaluation.
 ANSWERED_WITHIN_S = 600.0
 _A_PAGE = 1000
+_NAMED = 5  # ids in one line
 _A_REQUEST = 10_000  # ids (proto/control.proto)
+_LOOKED_UP = 20  # ids of which is said before a removal whether they are here
 
 Below = Annotated[
     str,
     typer.Option(
         "--below", metavar="BEGINNING", help="Those whose id begins so, as `manuals/` does."
     ),
+]
+
+Collection = Annotated[
+    str, typer.Option(metavar="NAME", help="Those of this collection, as ingested: --below NAME/.")
 ]
 
 Document = Annotated[str, typer.Argument(metavar="ID", help="As listed.")]
@@ -67,6 +73,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also where a file is alrea
 def documents_list(
     session: Session,
     below: Below = "",
+    collection: Collection = "",
     waiting: Annotated[
         bool, typer.Option("--waiting", help="Those with pages that wait for OCR, and which.")
     ] = False,
@@ -77,13 +84,14 @@ def documents_list(
     of which nothing could be read. When there is one, fedd reads files of watched folders again
     by itself; the list says what is to be ingested again.
     """
+    begins = _begins(below, collection, [], "to be listed")
     if waiting:
-        waits = run(_waiting(session, below))
+        waits = run(_waiting(session, begins))
         session.result(as_plain(waits), lambda console: _show_waiting(console, waits))
         return
-    found = run(_listed(session, below))
+    found = run(_listed(session, begins))
     plain = {"documents": [as_plain(one) for one in found]}
-    session.result(plain, lambda console: _show_list(console, found, below))
+    session.result(plain, lambda console: _show_list(console, found, begins))
 
 
 @topic.command("show")
@@ -110,9 +118,7 @@ def documents_export(
         list[str] | None, typer.Argument(metavar="[ID]...", help="As listed; none: all.")
     ] = None,
     below: Below = "",
-    collection: Annotated[
-        str, typer.Option(metavar="NAME", help="Those of this collection, as ingested.")
-    ] = "",
+    collection: Collection = "",
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A .jsonl or .jsonl.gz that only you may read."),
@@ -126,13 +132,7 @@ def documents_export(
     again. Files that are kept are not in it (`fedctl documents original`). Ids that no document
     has are told at the end (exit code 3; 2 if it is all of them).
     """
-    name = collection.strip("/")
-    if bool(documents) + bool(below) + bool(collection) > 1:
-        raise CommandError(
-            "which documents are to be exported?",
-            "Name their ids, or give --below or --collection, or none of these for all",
-            exit_code=Exit.USAGE,
-        )
+    begins = _begins(below, collection, documents or [], "to be exported")
     if session.json and out is None:
         raise CommandError(
             "--json is for what became of an export, and the documents are on the same output",
@@ -140,7 +140,6 @@ def documents_export(
             exit_code=Exit.USAGE,
         )
     place = None if out is None else checked_place(out)
-    begins = below or (f"{name}/" if name else "")
     try:
         exported = run(_exported(session, begins, documents or [], place))
     except KeyboardInterrupt:
@@ -209,6 +208,7 @@ def documents_remove(
         list[str] | None, typer.Argument(metavar="[ID]...", help="As listed.")
     ] = None,
     below: Below = "",
+    collection: Collection = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> Exit:
     """Take documents out: of the library, the index, answers, and every file of the daemon.
@@ -218,39 +218,75 @@ def documents_remove(
     Model versions that were trained on them stay as they are. Ids that no document has are told
     at the end (exit code 3; 2 if it is all of them).
     """
-    if bool(documents) == bool(below):
-        raise CommandError(
-            "which documents are to be removed?",
-            "Name their ids, or the beginning of them with --below",
-            exit_code=Exit.USAGE,
-        )
-    ids = documents or [one.id for one in run(_listed(session, below))]
+    named = list(dict.fromkeys(documents or []))
+    begins = _begins(below, collection, named, "to be removed", all_of_them=False)
+    ids = named or [one.id for one in run(_listed(session, begins))]
     if not ids:
         raise CommandError(
-            f"no document's id begins with {below!r}",
+            f"no document's id begins with {begins!r}",
             "`fedctl documents list` shows them",
             exit_code=Exit.USAGE,
         )
     if not yes:
-        what = "1 document is" if len(ids) == 1 else f"{len(ids)} documents are"
         confirm(
             session,
-            f"{what} taken out, with the questions that only they answer; ingested again, "
-            "documents come back and such questions do not",
+            f"{_to_be_removed(session, named, len(ids))} would be taken out, with the questions "
+            "that only they answer; ingested again, documents come back and such questions do not",
             "Take them out?",
             "nothing was removed",
         )
-    removed = run(_removed(session, list(dict.fromkeys(ids))))
+    removed = run(_removed(session, ids))
     if not removed.documents and not removed.waiting:
-        raise CommandError(
-            f"no such document here: {', '.join(map(visible, removed.unknown[:5]))}",
-            "`fedctl documents list` shows them",
-            exit_code=Exit.USAGE,
-        )
+        raise _none_here(removed.unknown)
     session.result(as_plain(removed), lambda console: _show_removed(console, removed))
     for unknown in removed.unknown:
         session.note(f"no document {visible(unknown)!r} here")
     return Exit.PARTLY if removed.unknown else Exit.OK
+
+
+def _begins(
+    below: str, collection: str, ids: list[str], what: str, *, all_of_them: bool = True
+) -> str:
+    """How the ids begin that are meant; "" where ``ids`` names them, or all are.
+
+    Raises CommandError where that is said twice, or not at all and all can't be meant.
+    """
+    said = bool(ids) + bool(below) + bool(collection)
+    if said > 1 or not (said or all_of_them):
+        raise CommandError(
+            f"which documents are {what}?",
+            "Name ids, the beginning of them with --below, or a --collection: one of these"
+            + (", or none for all" if all_of_them else ""),
+            exit_code=Exit.USAGE,
+        )
+    return below or collection_prefix(collection)
+
+
+def _to_be_removed(session: Session, named: list[str], ids: int) -> str:
+    """How many documents, and which of the few that are named are not here."""
+    if not named or ids > _LOOKED_UP:
+        most = "up to " if named else ""
+        return "1 document" if ids == 1 else f"{most}{ids} documents"
+    unknown = run(_unknown(session, named))
+    if len(unknown) == ids:
+        raise _none_here(unknown)
+    count = ids - len(unknown)
+    said = "1 document" if count == 1 else f"{count} documents"
+    return f"{said} ({_some(unknown)}: not here)" if unknown else said
+
+
+def _none_here(ids: Sequence[str]) -> CommandError:
+    return CommandError(
+        f"no such document here: {_some(ids)}",
+        "`fedctl documents list` shows them",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _some(ids: Sequence[str]) -> str:
+    """The first of them by name."""
+    more = [f"and {len(ids) - _NAMED} more"] if len(ids) > _NAMED else []
+    return ", ".join([*map(visible, ids[:_NAMED]), *more])
 
 
 # ---- the daemon -------------------------------------------------------------------
@@ -272,6 +308,23 @@ async def _pages(daemon: ControlAsyncStub, begins: str) -> list[StoredDocument]:
         found.extend(page)
         if len(page) < _A_PAGE:
             return found
+
+
+async def _unknown(session: Session, ids: list[str]) -> list[str]:
+    """Those that neither a document has nor one with pages that wait for OCR."""
+    from proto.control_pb2 import ListDocumentsRequest, ListWaitingRequest
+
+    unknown = []
+    async with connected(socket_path(session)) as daemon:
+        for one in ids:  # of all ids that begin so, the whole one is the first
+            asked = ListDocumentsRequest(begins=one, limit=1)
+            found = [*(await daemon.ListDocuments(asked, timeout=ANSWERED_WITHIN_S)).documents]
+            if [document.id for document in found] != [one]:
+                waits = ListWaitingRequest(begins=one, limit=1)
+                waiting = (await daemon.ListWaiting(waits, timeout=ANSWERED_WITHIN_S)).documents
+                if [document.id for document in waiting] != [one]:
+                    unknown.append(one)
+    return unknown
 
 
 async def _waiting(session: Session, begins: str) -> ListWaitingReply:

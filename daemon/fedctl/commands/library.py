@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
-from daemon.fedctl.terminal.options import command, of_field
+from daemon.fedctl.terminal.options import collection_prefix, command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -92,7 +92,7 @@ def ingest(
     A pair is of use once a document that it names is here; else it is named at the end (3).
     A path that is not there, and paths at which there is nothing to read, are exit code 2.
     """
-    naming = Naming(_prefix(collection), replace, _tags(tags or [], no_tags))
+    naming = Naming(collection_prefix(collection), replace, _tags(tags or [], no_tags))
     for path in paths:
         _look(path)
     try:
@@ -117,20 +117,6 @@ def ingest(
     if ingested.waiting:
         session.note(_waiting(ingested))
     return ingested.exit_code
-
-
-def _prefix(collection: str) -> str:
-    """Raises CommandError for what is no name of a collection."""
-    from config.kinds import LONGEST_COLLECTION
-
-    name = collection.strip("/")
-    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
-        raise CommandError(
-            f"{collection!r} is no name of a collection",
-            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
-            exit_code=Exit.USAGE,
-        )
-    return f"{name}/" if name else ""
 
 
 def _tags(tags: list[str], none: bool) -> tuple[str, ...] | None:

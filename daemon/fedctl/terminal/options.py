@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from config import control_socket
-from daemon.fedctl.terminal.output import Exit, Session
+from daemon.fedctl.terminal.output import CommandError, Exit, Session
 from proto import bounds
 
 _Json = Annotated[
@@ -52,6 +52,20 @@ def _checked_id(value: str) -> str:
     if not re.fullmatch(bounds.of("Signed", "site").pattern, value):
         raise typer.BadParameter(f"{value!r}; expected 1 to 63 of a-z, 0-9 and -, the first no -")
     return value
+
+
+def collection_prefix(collection: str) -> str:
+    """How the ids of a collection's documents begin; "" for "". Raises CommandError for no name."""
+    from config.kinds import LONGEST_COLLECTION
+
+    name = collection.strip("/")
+    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
+        raise CommandError(
+            f"{collection!r} is no name of a collection",
+            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
+            exit_code=Exit.USAGE,
+        )
+    return f"{name}/" if name else ""
 
 
 Authority = Annotated[

@@ -16,6 +16,7 @@ def test_documents_are_listed_by_id(fedctl: Fedctl, daemon: CannedDaemon) -> Non
     assert listed == sorted(daemon.documents)
     below = fedctl("documents", "list", "--below", "manuals/", "--json").object
     assert [one["id"] for one in below["documents"]] == ["manuals/lift.txt", "manuals/lock.txt"]
+    assert fedctl("documents", "list", "--collection", "manuals", "--json").object == below
 
 
 def test_what_is_known_of_documents_is_shown(fedctl: Fedctl, daemon: CannedDaemon) -> None:
@@ -113,6 +114,14 @@ def test_all_below_a_folder_are_removed_at_once(fedctl: Fedctl, daemon: CannedDa
     assert daemon.documents == {"rules.md"}
 
 
+def test_a_collection_is_removed_at_once(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.documents.add("manuals-old/lift.txt")
+    ran = fedctl("documents", "remove", "--collection", "manuals")
+    assert (ran.code, "2 documents would be taken out, with" in ran.err) == (2, True), ran.err
+    assert fedctl("documents", "remove", "--collection", "manuals", "--yes").code == 0
+    assert daemon.documents == {"rules.md", "manuals-old/lift.txt"}
+
+
 def test_many_are_removed_request_by_request(
     fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,12 +138,28 @@ def test_ids_that_no_document_has_are_told(fedctl: Fedctl, daemon: CannedDaemon)
     assert (ran.code, "no such document here: nowhere" in ran.err) == (2, True)
 
 
+def test_ids_that_no_document_has_are_told_before_it_is_asked(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    daemon.waiting = [control.WaitingDocument(id="scan.pdf", pages="1")]
+    ran = fedctl("documents", "remove", "rules.md", "rules", "scan.pdf", "\x1b", "rules.md")
+    assert "2 documents (rules, \N{REPLACEMENT CHARACTER}: not here) would be taken" in ran.err
+    ran = fedctl("documents", "remove", "rules", "nowhere")
+    assert (ran.code, "no such document here: rules, nowhere" in ran.err) == (2, True)
+    many = [f"{number}.txt" for number in range(30)]
+    assert "up to 30 documents would be taken out" in fedctl("documents", "remove", *many).err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ([], "which documents are to be removed?"),
         (["rules.md", "--below", "manuals/"], "which documents are to be removed?"),
+        (["--collection", "manuals", "--below", "manuals/"], "which documents are to be removed?"),
+        (["--collection", "/"], "'/' is no name of a collection"),
+        (["--collection", "attic"], "no document's id begins with 'attic/'"),
         (["--below", "attic/"], "no document's id begins with 'attic/'"),
+        (["rules.md"], "1 document would be taken out, with"),
         (["rules.md"], "this is not done unasked"),
     ],
 )
