@@ -37,6 +37,7 @@ topic = typer.Typer()
 
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
+_ENDINGS_NAMED = 10  # of files that are passed over
 
 
 # ---- in -------------------------------------------------------------------------
@@ -82,9 +83,10 @@ def ingest(
 ) -> Exit:
     """Add documents and question-passage pairs to the site's library.
 
-    Ingesting again is free; a document that changed replaces its old passages. A file's
-    document is called as the file, from the folder named here on, with --collection before
-    it; the same name from elsewhere is refused, unless --replace says that it has moved.
+    Ingesting again reads the files again, with OCR where it is needed; what is unchanged is not
+    embedded again, and a document that changed replaces its old passages. A file's document is
+    called as the file, from the folder named here on, with --collection before it; the same name
+    from elsewhere is refused, unless --replace says that it has moved.
     Tags are to search by. Documents get those of --tag and of their lines in a .jsonl file, and
     no others; where neither names any, they keep what they have.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
@@ -95,14 +97,11 @@ def ingest(
     naming = Naming(collection_prefix(collection), replace, _tags(tags or [], no_tags))
     for path in paths:
         _look(path)
+    ingested = Ingested()
     try:
-        ingested = run(_ingest_with_bars(session, paths, naming))
+        run(_ingest_with_bars(session, paths, naming, ingested))
     except KeyboardInterrupt:
-        raise CommandError(
-            "interrupted; what was stored by then stays, and the daemon embeds it by itself",
-            "ingest the same paths again for the rest; what is there already is not embedded again",
-            exit_code=Exit.INTERRUPTED,
-        ) from None
+        raise _interrupted(ingested) from None
     read = ingested.documents_read or ingested.pairs_read
     if not (read or ingested.problems or ingested.waiting):
         raise CommandError(
@@ -142,7 +141,21 @@ def _look(path: Path) -> None:
         return
 
 
-async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming) -> Ingested:
+def _interrupted(ingested: Ingested) -> CommandError:
+    """What the daemon had told by then; it may have stored one batch more."""
+    stored = ingested.documents_new + ingested.documents_changed
+    what = "1 document is" if stored == 1 else f"{stored} documents are"
+    return CommandError(
+        f"interrupted; {what} stored ({ingested.documents_new} new, {ingested.documents_changed} "
+        "changed; perhaps also what was on its way), and the daemon embeds what is by itself",
+        "Ingest the same paths again for the rest; what is there already is not embedded again",
+        exit_code=Exit.INTERRUPTED,
+    )
+
+
+async def _ingest_with_bars(
+    session: Session, paths: list[Path], naming: Naming, ingested: Ingested
+) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bars = Progress(
@@ -177,7 +190,7 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
                 now_at(f"passages indexed: {count}")
 
         with bars:
-            ingested = await send(daemon, paths, watch, naming)
+            await send(daemon, paths, watch, naming, ingested)
         here = await asked_status(daemon)
     ingested.site = here.site
     ingested.pairs_here = {
@@ -185,7 +198,6 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
         "valid": here.pairs_valid,
         "test": here.pairs_test,
     }
-    return ingested
 
 
 def _waiting(ingested: Ingested) -> str:
@@ -244,10 +256,19 @@ def _show(console: Console, ingested: Ingested) -> None:
     if ingested.originals:
         console.print(f"{ingested.originals} files kept.")
     if ingested.other_kinds:
-        kinds = f"{ingested.other_kinds} files of other kinds passed over"
-        console.print(f"{kinds} (read are {', '.join(SUFFIXES)}).", soft_wrap=True)
+        console.print(plain_text(_other_kinds(ingested)), soft_wrap=True)
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")
+
+
+def _other_kinds(ingested: Ingested) -> str:
+    one, endings = ingested.other_kinds == 1, ingested.other_endings
+    named = [ending or "no ending" for ending in endings[:_ENDINGS_NAMED]]
+    more = ["and others"] if len(endings) > _ENDINGS_NAMED else []
+    return (
+        f"{ingested.other_kinds} {'file of another kind' if one else 'files of other kinds'} "
+        f"passed over ({', '.join(named + more)}); read are {', '.join(SUFFIXES)}."
+    )
 
 
 # ---- out ------------------------------------------------------------------------

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 BATCH_BYTES = 4 << 20
+_ENDINGS_KEPT = 100
 _OF_A_PROBLEM = ("path", "line", "page", "cause")
 
 
@@ -49,6 +50,7 @@ class Ingested:
     bytes_total: int = 0
     originals: int = 0  # files that fedd keeps, of this ingest
     other_kinds: int = 0  # files of folders that nobody reads
+    other_endings: list[str] = field(default_factory=list)  # of these, small, as first met
     problems: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[dict[str, str]] = field(default_factory=list)  # for OCR: documents, their pages
 
@@ -59,6 +61,13 @@ class Ingested:
             return Exit.PARTLY if self.pairs_usable < self.pairs else Exit.OK
         taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
         return Exit.PARTLY if taken else Exit.FAILED
+
+    def pass_over(self, path: Path) -> None:
+        """A file of a folder that nobody reads."""
+        self.other_kinds += 1
+        ending = path.suffix.lower()
+        if ending not in self.other_endings and len(self.other_endings) < _ENDINGS_KEPT:
+            self.other_endings.append(ending)
 
     def take(self, progress: IngestProgress) -> None:
         """Add what the daemon says: its counts are running totals, its errors are new."""
@@ -96,14 +105,18 @@ class Naming:
 
 
 async def send(
-    daemon: ControlAsyncStub, paths: list[Path], watch: Watcher, naming: Naming | None = None
+    daemon: ControlAsyncStub,
+    paths: list[Path],
+    watch: Watcher,
+    naming: Naming | None = None,
+    so_far: Ingested | None = None,
 ) -> Ingested:
-    """Read the paths and send them in batches; ``watch`` sees each step.
+    """Read the paths and send them in batches; ``watch`` sees each step, ``so_far`` has the last.
 
     A batch is sent when the one before it is stored: in the midst of sending a refusal
     would look like a broken line. The next one is read meanwhile.
     """
-    so_far = Ingested()
+    so_far = so_far or Ingested()
     answers: asyncio.Queue[IngestProgress] = asyncio.Queue()
     async for progress in daemon.Ingest(
         _requests(paths, so_far, watch, answers, naming or Naming())
@@ -170,7 +183,7 @@ def _read(
         for one in found(path):
             # Of a folder that is given, a file of another kind is nobody's mistake.
             if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
-                so_far.other_kinds += 1
+                so_far.pass_over(one.path)
                 continue
             listed.append(one)
             if isinstance(one, Found) and is_document(one.path):

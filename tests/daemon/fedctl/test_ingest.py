@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import signal
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +77,42 @@ def test_a_path_that_is_not_there_is_refused_before_anything_is_sent(
         assert ran.code == Exit.USAGE
         assert ran.object["error"] == f"{missing} is not there; nothing was ingested"
     assert not daemon.asked
+
+
+def test_files_of_other_kinds_are_told_by_their_endings(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    assert "other kinds" not in fedctl("ingest", tmp_path).out
+    (tmp_path / "b.DOC").touch()
+    assert "1 file of another kind passed over (.doc); read are" in fedctl("ingest", tmp_path).out
+    for name in ("b.doc", "c.bin", "d", "e.\x1b[31m"):
+        (tmp_path / name).touch()
+    told = "5 files of other kinds passed over (.doc, .bin, no ending, .\N{REPLACEMENT CHARACTER}"
+    assert told in fedctl("ingest", tmp_path).out
+    plain = fedctl("ingest", tmp_path, "--json").object
+    assert (plain["other_kinds"], plain["other_endings"][:3]) == (5, [".doc", ".bin", ""])
+    for number in range(20):
+        (tmp_path / f"f.{number}").touch()
+    assert ", and others); read are" in fedctl("ingest", tmp_path).out
+
+
+def test_an_ingest_that_is_broken_off_tells_what_is_stored(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("Locks keep the level of a canal.")
+    take = sending.Ingested.take
+
+    def last_key(so_far: sending.Ingested, progress: control.IngestProgress) -> None:
+        take(so_far, progress)
+        if so_far.documents_new:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sending.Ingested, "take", last_key)
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.INTERRUPTED
+    assert "interrupted; 2 documents are stored (2 new, 0 changed; perhaps" in ran.err
 
 
 def test_a_folder_with_nothing_to_read_is_told(
