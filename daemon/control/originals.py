@@ -94,7 +94,8 @@ class OriginalCalls(Calls):
             )
         if self._around.services.originals.keeping:
             return (
-                "it came when fedd kept none, or what was attached to it was taken out",
+                "it came when fedd kept none or by a file of records (an export), or what was "
+                "attached to it was taken out",
                 "Ingest the file again",
             )
         return (

@@ -205,12 +205,14 @@ async def test_what_has_no_file_says_why(keeping: Site) -> None:
         document("m.eml/list.pdf"),
         control.Document(id="record-7", text="A record."),
         document("bare.txt"),
+        control.Document(id="exported.txt", text="As an export has it."),
     ]
     await ingest(keeping, control.IngestRequest(documents=documents))
     for name, told in {
         "m.eml/list.pdf": "it was attached to another\nAsk for 'm.eml', which it came with",
         "record-7": "it was a record in a file of records",
-        "bare.txt": "it came when fedd kept none, or what was attached to it was taken out",
+        "bare.txt": "it came when fedd kept none or by a file of records (an export), or what was",
+        "exported.txt": "by a file of records (an export)",
     }.items():
         code, details = await refusal(keeping, name)
         assert (code, told in details) == (grpc.StatusCode.FAILED_PRECONDITION, True), details
