@@ -34,6 +34,7 @@ class CannedDaemon(ControlServicer):
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.site = "north"
+        self.empty = False  # nothing is here, so nothing is found
         self.unusable = 0  # of the pairs that are ingested
         self.repeated = 0  # of them, likewise
         self.training_pairs = 70
@@ -111,8 +112,8 @@ class CannedDaemon(ControlServicer):
             model_digest=DIGEST,
             index_digest=DIGEST,
             wanted_digest=DIGEST,
-            documents=40,
-            passages=44,
+            documents=0 if self.empty else 40,
+            passages=0 if self.empty else 44,
             index_recall=0.9871,
             index_engine="hnswlib",
             pairs_valid=6,
@@ -262,6 +263,8 @@ class CannedDaemon(ControlServicer):
 
     def Ask(self, request: Any, context: Any) -> control.AskReply:
         self._hear(request, context)
+        if self.empty:
+            return control.AskReply(model_digest=DIGEST)
         cited = control.Citation(
             number=1,
             document_id="d1",
@@ -274,6 +277,8 @@ class CannedDaemon(ControlServicer):
 
     def Search(self, request: Any, context: Any) -> control.SearchReply:
         self._hear(request, context)
+        if self.empty:
+            return control.SearchReply(words_weight=0.1, title_weight=0.2)
         found = control.FoundPassage(
             document_id="d1",
             passage_id="d1#0",

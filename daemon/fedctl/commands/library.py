@@ -37,6 +37,7 @@ topic = typer.Typer()
 
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
+_EMPTY = "Nothing is ingested here yet: fedctl ingest FOLDER"
 _ENDINGS_NAMED = 10  # of files that are passed over
 
 
@@ -284,15 +285,23 @@ def ask(
     ] = 0,
 ) -> None:
     """Answer a question from this site's documents, with citations."""
-    reply = run(_ask(session, question, top_k))
+    reply, empty = run(_ask(session, question, top_k))
     session.result(
-        {"question": question, **as_plain(reply)}, lambda console: show_answer(console, reply)
+        {"question": question, **as_plain(reply)},
+        lambda console: console.print(_EMPTY) if empty else show_answer(console, reply),
     )
 
 
-async def _ask(session: Session, question: str, top_k: int) -> AskReply:
+async def _ask(session: Session, question: str, top_k: int) -> tuple[AskReply, bool]:
     async with connected(socket_path(session)) as daemon:
-        return await put_question(daemon, question, top_k)
+        reply = await put_question(daemon, question, top_k)
+        return reply, not reply.passages and await _is_empty(daemon)
+
+
+async def _is_empty(daemon: ControlAsyncStub) -> bool:
+    """Whether nothing was ingested here, not even what waits for OCR."""
+    here = await asked_status(daemon)
+    return not here.documents and not here.documents_waiting
 
 
 async def put_question(daemon: ControlAsyncStub, question: str, top_k: int = 0) -> AskReply:
@@ -394,10 +403,10 @@ def search(
     )
     among = "of the documents that are asked for" if asked.ByteSize() else "here"
     asked.MergeFrom(SearchRequest(question=question, top_k=top_k, explain=explain))
-    reply = run(_search(session, asked))
+    reply, empty = run(_search(session, asked))
     session.result(
         {"question": question, **as_plain(reply)},
-        lambda console: _show_found(console, reply, among),
+        lambda console: console.print(_EMPTY) if empty else _show_found(console, reply, among),
     )
 
 
@@ -420,9 +429,10 @@ def _check_days(since: str, until: str) -> None:
         )
 
 
-async def _search(session: Session, request: SearchRequest) -> SearchReply:
+async def _search(session: Session, request: SearchRequest) -> tuple[SearchReply, bool]:
     async with connected(socket_path(session)) as daemon:
-        return await daemon.Search(request, timeout=ASK_WITHIN_S)
+        reply = await daemon.Search(request, timeout=ASK_WITHIN_S)
+        return reply, not reply.passages and await _is_empty(daemon)
 
 
 def _show_found(console: Console, reply: SearchReply, among: str) -> None:
@@ -438,11 +448,13 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
         console.print(plain_text(f"{passage.text}\n"), soft_wrap=True)
     if not reply.passages:
         console.print(f"No passage {among} has to do with that.")
-    how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
-    console.print(
-        f"To a cosine, words of which a passage has each once add some {reply.words_weight:g}, "
-        f"and a title that has all of them adds {reply.title_weight:g} ({how})."
-    )
+    if any(passage.HasField("explanation") for passage in reply.passages):
+        chosen_on = f"chosen on {reply.weighed_by} pairs of split valid"
+        console.print(
+            f"To a cosine, words of which a passage has each once add some {reply.words_weight:g}, "
+            f"and a title that has all of them adds {reply.title_weight:g} "
+            f"({chosen_on if reply.weighed_by else 'the usual'})."
+        )
     _show_retrieved(console, reply)
 
 
