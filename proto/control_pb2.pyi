@@ -83,6 +83,7 @@ class StatusReply(_message.Message):
     PASSAGES_WAITING_FIELD_NUMBER: _builtins.int
     DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
     LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
+    PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -150,11 +151,13 @@ class StatusReply(_message.Message):
     wanted_digest: _builtins.bytes
     """version that questions are to be answered with, when it is indexed"""
     passages_waiting: _builtins.int
-    """of passages, those that are embedded and indexed yet: words alone find them"""
+    """of passages, those that are not embedded and indexed yet: words alone find them"""
     documents_waiting: _builtins.int
     """with pages that only OCR can read; some have no other page"""
     library_change: _builtins.str
     """an ingest or a removal that is under way, and since when; empty: none"""
+    passages_embedded: _builtins.int
+    """of passages_waiting, at least, as the work under way tells it"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -209,10 +212,11 @@ class StatusReply(_message.Message):
         passages_waiting: _builtins.int = ...,
         documents_waiting: _builtins.int = ...,
         library_change: _builtins.str = ...,
+        passages_embedded: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

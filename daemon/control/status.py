@@ -47,6 +47,7 @@ class StatusCalls(Calls):
         pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
+        waiting = max(0, counts.passages - driver.collection.indexed)
         return control.StatusReply(
             site=driver.identity.site_id,
             federation_id=driver.identity.federation_id,
@@ -96,7 +97,8 @@ class StatusCalls(Calls):
             index_engine=driver.collection.index_engine,
             documents_waiting=counts.waiting,
             library_change=driver.collection.changes.under_way,
-            passages_waiting=max(0, counts.passages - driver.collection.indexed),
+            passages_waiting=waiting,
+            passages_embedded=driver.collection.embedded_of(waiting),
         )
 
     def _open_breaks(self) -> list[BreakRecord]:

@@ -30,6 +30,7 @@ class Metric:
     counts: bool = False
     row: str = ""  # of `fedctl status`; several metrics may share one
     phrase: str = "{}"  # there, around the number
+    unless_none: bool = False  # there only where it is not 0
 
 
 METRICS = (
@@ -58,12 +59,22 @@ METRICS = (
         phrase="{} not indexed yet",
     ),
     Metric(
+        "hanse_passages_waiting_embedded",
+        "Of these, those that are embedded already, and wait for the rest and the index.",
+        "count",
+        lambda s: s.passages_embedded,
+        row="library",
+        phrase="{} of them embedded",
+        unless_none=True,
+    ),
+    Metric(
         "hanse_index_recall_ratio",
         "Share of the ten nearest passages that the index finds, measured when it was built.",
         "ratio",
         lambda s: s.index_recall,
         row="index",
         phrase="recall@10 {}",
+        unless_none=True,  # not measured
     ),
     Metric(
         "hanse_pairs_train",
@@ -202,7 +213,8 @@ def rows(
     """What has a row, in words; ``written`` says how numbers of a unit are written."""
     shown: dict[str, list[str]] = {}
     for metric in METRICS:
-        if metric.row and not (metric.unit == "ratio" and not metric.read(status)):  # not measured
-            number = written[metric.unit](metric.read(status))
+        read = metric.read(status)
+        if metric.row and (read or not metric.unless_none):
+            number = written[metric.unit](read)
             shown.setdefault(metric.row, []).append(metric.phrase.format(number))
     yield from ((row, ", ".join(phrases)) for row, phrases in shown.items())

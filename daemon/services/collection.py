@@ -138,6 +138,7 @@ class Collection:
         self._dirty = asyncio.Event()
         self._settled = asyncio.Event()
         self._watching: list[Callable[[object], None]] = []  # how an index is made
+        self._embedding = EmbeddingProgress(0, 0)  # of the one that is being made
 
     async def prepare(self) -> None:
         """Make the library where there is none yet; EncoderError for models that can't answer."""
@@ -342,6 +343,7 @@ class Collection:
             else:
                 self.last_error = ""
                 self._unread = True
+                self._embedding = EmbeddingProgress(0, 0)
                 self.embedded.set()
                 pauses.reset()
                 self._listeners.answers()
@@ -450,7 +452,17 @@ class Collection:
             heard(some)
             left = some.total - some.done
 
+    def embedded_of(self, waiting: int) -> int:
+        """How many of the passages that no index has are embedded: at least, and by what is told.
+
+        Equal texts are embedded once, and where the encoder is trained all are embedded anew.
+        """
+        done, total = self._embedding
+        return min(done, max(0, waiting - (total - done)))
+
     def _tell(self, step: object) -> None:
+        if isinstance(step, EmbeddingProgress):
+            self._embedding = step
         for listener in self._watching:
             listener(step)
 

@@ -34,5 +34,7 @@ def test_metrics_of_a_row_stand_side_by_side() -> None:
     written: dict[Unit, Callable[[float], str]] = dict.fromkeys(units, "{:g}".format)
     found = dict(rows(StatusReply(documents=3, passages=7), written))
     assert found["library"] == "3 documents, 7 passages, 0 not indexed yet"
+    waiting = StatusReply(documents=3, passages=7, passages_waiting=5, passages_embedded=2)
+    assert dict(rows(waiting, written))["library"].endswith("5 not indexed yet, 2 of them embedded")
     assert list(found) == ["library", "pairs", "traffic", "memory", "loop lag"], "none is open"
     assert "index" in dict(rows(StatusReply(index_recall=0.9), written))

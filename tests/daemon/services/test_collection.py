@@ -144,6 +144,10 @@ async def test_an_ingest_comes_between_two_slices_of_embedding(
     def told(step: object) -> None:
         if isinstance(step, EmbeddingProgress):
             assert step.total == many
+            assert site.embedded_of(many) == step.done
+            rest = many - step.done
+            assert site.embedded_of(rest + 1) == min(step.done, 1), "all are embedded anew"
+            assert site.embedded_of(many + 9) == step.done, "some came meanwhile"
             order.append(f"{step.done} embedded")
             if len(order) == 1:
                 coming.set()
@@ -162,5 +166,6 @@ async def test_an_ingest_comes_between_two_slices_of_embedding(
         await site.index(told)
     await between
     running.cancel()
+    assert site.embedded_of(many) == 0, "what is indexed waits no longer"
     assert order.index("an ingest") < len(order) - 1
     assert order[0] == f"{training_data._SLICE} embedded"
