@@ -42,7 +42,7 @@ from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
 from daemon.process.workers import Worker, WorkerCrashed
-from daemon.services.indexes import StandIn, index_at, indexes_of, remove_others
+from daemon.services.indexes import MISSES, StandIn, index_at, indexes_of, remove_others
 from daemon.services.library_changes import LibraryChanges
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
@@ -62,13 +62,6 @@ _RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks
 _FAILURES = (
     *(LearningError, LibraryError, VersionError, IndexDamaged, EngineUnavailable),
     *(WorkerCrashed, OSError),
-)
-
-
-_MISSES = (
-    "the index misses nearest passages, so questions look at more of them (breadth; 0: at all) and "
-    "take longer: if that is too long, look for passages that are there many times over, or train "
-    "on: vectors that an untrained model scatters are hard to search"
 )
 
 
@@ -490,7 +483,7 @@ class Collection:
         )
         accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
-            log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
+            log.warning(MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self._served_spec, self.served_digest, self.served_index = spec, digest, path
         self.index_recall, self.indexed = accuracy.recall, opened.passages
         self.index_engine = opened.engine

@@ -9,6 +9,13 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.personal.store import embedded_by
 
+MISSES = (
+    "the index misses nearest passages, so questions look at more of them (breadth; 0: at all) and "
+    "take longer: if that is too long, look for passages that are there many times over, or train "
+    "on: vectors that an untrained model scatters are hard to search"
+)
+"""Said of an index that finds too little."""
+
 
 @dataclass(frozen=True)
 class StandIn:
