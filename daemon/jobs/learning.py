@@ -126,8 +126,8 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
         removed = library.delete_documents(ids, gone)
         originals.collect(library_path)
         library.near.mark(_MARKING_S)  # before the log is emptied
-        if ids:  # also of documents that went before, when their log could not be emptied
-            library.empty_log()
+        if ids:  # also of documents that went before, when they could not be cleared
+            library.clear_removed()
     return removed
 
 
@@ -169,10 +169,13 @@ def work_ahead(
 ) -> int:
     """Do for so long what need not be done at once; of how many passages, 0: there is no more.
 
-    Near-duplicates are marked (an older library has none, nor has one whose ingest was cut
-    short), then `keep_sentences`. Raises LibraryError.
+    What was removed is cleared, where that was cut short or the removal was not asked for (a
+    watched file has changed). Near-duplicates are marked (an older library has none, nor has one
+    whose ingest was cut short), then `keep_sentences`. Raises LibraryError.
     """
     with Library.open(library_path) as library:
+        if library.removed_in_file():
+            library.clear_removed()
         done = library.near.mark(seconds)
     return done or keep_sentences(spec, library_path, sentences_path, seconds)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.library.catalogue.name_words import name_words
 
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 _BUSY_MS = 30_000
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
@@ -31,6 +31,8 @@ END;
 # Drawn anew whenever documents are removed; one row, or none. What was derived from the
 # library before may hold something of them.
 _REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
+# Whether the file was written anew since: `daemon.library.removals`. Not in formats before 5.
+_REWRITTEN = "ALTER TABLE removal ADD COLUMN rewritten INTEGER NOT NULL DEFAULT 0;\n"
 _FILES = """
 CREATE TABLE file (                    -- of watched folders, as it was when it was read
   collection TEXT NOT NULL,
@@ -144,7 +146,7 @@ CREATE TABLE pair_positive (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
-{_REMOVAL}"""
+{_REMOVAL}{_REWRITTEN}"""
 
 
 # From format 1, which knew of no context, no place and no watched folder.
@@ -184,6 +186,7 @@ _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
     3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS} {_NEAR_DUPLICATES} {_NOTE_ALL}",
+    4: _REWRITTEN,
 }
 
 
@@ -235,7 +238,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     if read_only:
         connection.execute("PRAGMA query_only = ON")
     else:
-        # What is removed is overwritten: a person may have asked for that, for a reason.
+        # What is removed is overwritten: a person may have asked for that, for a reason. Copies
+        # that SQLite has left of it elsewhere go by `daemon.library.removals`.
         connection.execute("PRAGMA secure_delete = ON")
 
 

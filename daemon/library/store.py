@@ -54,6 +54,7 @@ from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair, Waiting
+from daemon.library.removals import Removals
 from daemon.library.schema import LibraryError, explained, open_database, transaction
 from daemon.library.words import WordsRanking, terms
 from daemon.process.faultpoints import passing
@@ -77,6 +78,7 @@ class Library:
         self._pairs = QuestionPairs(connection)
         self._waiting = WaitingPages(connection)
         self._originals = Originals(connection, path)
+        self._removals = Removals(connection, path)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -229,7 +231,7 @@ class Library:
     def delete_documents(self, ids: Iterable[str], gone: FilesGone | None = None) -> RemovedCounts:
         """Remove documents, and what hangs on them: passages, features, pairs of theirs alone.
 
-        In one transaction, with the notes of the files that are ``gone``. With `empty_log`
+        In one transaction, with the notes of the files that are ``gone``. With `clear_removed`
         behind it, no file holds their texts.
         """
         with self._transaction():
@@ -260,24 +262,18 @@ class Library:
             "DELETE FROM query_feature WHERE content = ?",
             [(query_content_of(query),) for query in queries],
         )
-        self._db.execute("DELETE FROM removal")
-        self._db.execute("INSERT INTO removal VALUES (randomblob(16))")
+        self._removals.note()
         # It marks words that are gone, and keeps them until its parts are merged.
         self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
         return RemovedCounts(len(removed), passages, pairs, waiting)
 
-    def empty_log(self) -> None:
-        """Leave nothing beside the file of what was removed: SQLite's log (WAL) has old pages.
+    def removed_in_file(self) -> bool:
+        """As `Removals.in_file`."""
+        return self._removals.in_file()
 
-        Waits for readers; raises LibraryError where they don't end.
-        """
-        with explained(self._path):
-            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise LibraryError(
-                f"the log of {self._path} could not be emptied, for somebody reads it: what was "
-                "removed is out of the library, and leaves the log when fedd is started again"
-            )
+    def clear_removed(self) -> None:
+        """As `Removals.clear`."""
+        self._removals.clear()
 
     def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
         """Documents whose id begins so, in the order of ids, of those behind ``after``."""
@@ -569,8 +565,7 @@ class Library:
 
     def last_removal(self) -> bytes:
         """Another one after each removal of documents; empty where there was none."""
-        rows = self._rows("SELECT token FROM removal", ())
-        return bytes(rows[0][0]) if rows else b""
+        return self._removals.last()
 
     def content_labels(self) -> dict[bytes, int]:
         """The digests of the texts that are embedded, each with a passage's label."""

@@ -144,7 +144,7 @@ def test_nothing_of_a_removed_document_is_in_any_file(library: Library, path: Pa
     library.put_pairs([Pair("Where is the quaxolith?", ("secret",))])
     assert found() == set(words)
     library.delete_documents(["secret"])
-    library.empty_log()
+    library.clear_removed()
     assert found() == set()
     assert library.bm25("hemp", 5) != []
 
@@ -158,9 +158,9 @@ def test_the_log_is_not_emptied_under_a_reader(
         pages.fetchone()  # of what was there then
         writer.delete_documents(["rope"])
         with pytest.raises(LibraryError, match="leaves the log when fedd is started again"):
-            writer.empty_log()
+            writer.clear_removed()
         pages.close()
-        writer.empty_log()
+        writer.clear_removed()
 
 
 def test_documents_are_listed_by_id_page_by_page(library: Library) -> None:
@@ -575,7 +575,7 @@ def _remove_all(path: Path, done: Connection) -> None:
     with Library.open(path) as library:
         for first in range(0, 500, _BATCH):
             library.delete_documents([f"d{n:03}" for n in range(first, first + _BATCH)])
-            library.empty_log()
+            library.clear_removed()
             done.send(first)
 
 
@@ -608,7 +608,7 @@ def test_a_removal_that_is_killed_is_taken_up_again(tmp_path: Path, batches: int
         assert counts.pairs_train == rows(path, "pair") == len(left)
         assert len(library.bm25("quaxolith", 1000)) == len(left)
         library.delete_documents(left)
-        library.empty_log()
+        library.clear_removed()
     assert not any(b"quaxolith" in file.read_bytes().lower() for file in path.parent.iterdir())
 
 
