@@ -33,6 +33,11 @@ END;
 _REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
 # Whether the file was written anew since: `daemon.library.removals`. Not in formats before 5.
 _REWRITTEN = "ALTER TABLE removal ADD COLUMN rewritten INTEGER NOT NULL DEFAULT 0;\n"
+# Features go by their texts alone when documents do; not in formats before 5 either.
+_FEATURES_OF = """
+CREATE INDEX feature_content ON feature(content);
+CREATE INDEX query_feature_content ON query_feature(content);
+"""
 _FILES = """
 CREATE TABLE file (                    -- of watched folders, as it was when it was read
   collection TEXT NOT NULL,
@@ -146,7 +151,7 @@ CREATE TABLE pair_positive (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
-{_REMOVAL}{_REWRITTEN}"""
+{_FEATURES_OF}{_REMOVAL}{_REWRITTEN}"""
 
 
 # From format 1, which knew of no context, no place and no watched folder.
@@ -186,7 +191,7 @@ _STEPS = {
     1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
     3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS} {_NEAR_DUPLICATES} {_NOTE_ALL}",
-    4: _REWRITTEN,
+    4: f"{_REWRITTEN} {_FEATURES_OF}",
 }
 
 

@@ -161,6 +161,8 @@ def assert_as_format_2_was(library: Library) -> None:
 
 
 FORMAT_3 = """
+DROP INDEX feature_content;
+DROP INDEX query_feature_content;
 ALTER TABLE removal DROP COLUMN rewritten;
 DROP TABLE original;
 PRAGMA user_version = 3;
