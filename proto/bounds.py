@@ -21,12 +21,12 @@ def bounds_of(field: FieldDescriptor) -> Bounds:
     said = field.GetOptions().Extensions[bounds_pb2.bounds]
     whole = Bounds()
     if said.kind:
-        whole.CopyFrom(held_by(bounds_pb2.Kind.DESCRIPTOR.values_by_number[said.kind]))
+        whole.CopyFrom(holds_of(bounds_pb2.Kind.DESCRIPTOR.values_by_number[said.kind]))
     whole.MergeFrom(said)
     return whole
 
 
-def held_by(value: EnumValueDescriptor) -> Bounds:
+def holds_of(value: EnumValueDescriptor) -> Bounds:
     """What the value of an enum stands for: the bounds of a kind, the bytes of an object."""
     return value.GetOptions().Extensions[bounds_pb2.holds]
 

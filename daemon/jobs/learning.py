@@ -105,8 +105,8 @@ def put_files(
     with Library.open(library_path) as library:
         counts = library.put_files(read, splitter=_splitter(spec, passage_tokens))
         library.near.mark(_MARKING_S)
-    originals.keep(library_path, [part.original for part in read.parts if part.original])
-    return counts
+    staged = [part.original for part in read.parts if part.original]
+    return replace(counts, originals=originals.keep(library_path, staged))
 
 
 def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:

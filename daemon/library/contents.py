@@ -59,7 +59,7 @@ class Passage:
 class IngestCounts:
     """What an ingest did to the documents; ``refused``: a line for each, with what to do.
 
-    ``elsewhere``: their ids, which are here from other files.
+    ``elsewhere``: their ids, which are here from other files. ``originals``: kept with it.
     """
 
     new: int = 0
@@ -67,6 +67,7 @@ class IngestCounts:
     unchanged: int = 0
     refused: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    originals: int = 0
 
     @classmethod
     def of(cls, tally: Mapping[str, int], elsewhere: Mapping[str, str]) -> IngestCounts:

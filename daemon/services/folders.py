@@ -207,7 +207,7 @@ class _Look:
             await self._begin()
         counts = await self._collection.put_files(item)
         self._done.files += sum(part.note is not None for part in item.parts)
-        self._done.originals += sum(part.original is not None for part in item.parts)
+        self._done.originals += counts.originals
         self._done.documents_new += counts.new
         self._done.documents_changed += counts.changed
         self._done.documents_unchanged += counts.unchanged

@@ -21,7 +21,7 @@ from peers.wire.errors import RemoteProtocolError
 from proto import bounds
 from proto.bounds_pb2 import COUNT, Bounds, Kind
 
-COUNT_MAX: Final = int(bounds.held_by(Kind.DESCRIPTOR.values_by_number[COUNT]).most)
+COUNT_MAX: Final = int(bounds.holds_of(Kind.DESCRIPTOR.values_by_number[COUNT]).most)
 
 Rule = Callable[[str, Any], None]  # (path of the field, its value): raises RemoteProtocolError
 
@@ -86,7 +86,7 @@ def _content_of(field: FieldDescriptor, held_by: str) -> Callable[[Message], Rul
 
 def _octets_held_by(value: EnumValueDescriptor) -> Rule:
     """One that does not say how much it holds, as an unspecified one, holds nothing."""
-    said = bounds.held_by(value)
+    said = bounds.holds_of(value)
     return octets(int(said.least), int(said.most))
 
 

@@ -65,7 +65,7 @@ INCARNATION_BYTES: Final = most("Promise", "incarnation")
 MANIFESTS_A_ROUND: Final = bounds.of("RoundState", "signed_under").items.most
 
 BLOB_BYTES: Final[Mapping[int, int]] = {
-    kind.number: int(bounds.held_by(kind).most)
+    kind.number: int(bounds.holds_of(kind).most)
     for kind in pb.BlobKind.DESCRIPTOR.values
     if kind.number
 }

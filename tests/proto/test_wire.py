@@ -22,7 +22,7 @@ from crypto.ckks import parameters
 from crypto.identity import names
 from proto import bounds
 from proto import federation_pb2 as pb
-from proto.bounds import bounds_of, held_by, names_of, traits_of
+from proto.bounds import bounds_of, holds_of, names_of, traits_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto").glob("*.proto"))
@@ -154,7 +154,7 @@ def bounded() -> list[str]:
     ]
     for name, enum in sorted(pb.DESCRIPTOR.enum_types_by_name.items()):
         for value in enum.values:
-            said = traits_of(value.number) if name == "Mode" else held_by(value)
+            said = traits_of(value.number) if name == "Mode" else holds_of(value)
             text = text_format.MessageToString(said, as_one_line=True)
             lines.append(f"{name}.{value.name} {text}")
     return [line.rstrip() for line in lines]
@@ -178,7 +178,7 @@ def test_comments_tell_no_other_bounds_than_the_options(
     for name, comment in commented(file):
         owner, what = name.split(".")
         if owner in pb.DESCRIPTOR.enum_types_by_name:
-            said = held_by(pb.DESCRIPTOR.enum_types_by_name[owner].values_by_name[what])
+            said = holds_of(pb.DESCRIPTOR.enum_types_by_name[owner].values_by_name[what])
         else:
             said = bounds.of(owner, what)
         for number, unit, octets in _TOLD.findall(comment):
