@@ -53,8 +53,11 @@ class KeptOriginals:
         Whoever goes away ends it.
         """
         async with self._drawing:
-            with Boxes() as boxes:
+            boxes = Boxes()
+            try:
                 return await asyncio.to_thread(boxes.page, Found(path, document_id), number, dpi)
+            finally:  # it waits for processes to end
+                await asyncio.to_thread(boxes.end)
 
 
 class Upload:
