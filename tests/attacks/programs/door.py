@@ -16,7 +16,6 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 import asyncio
 import json
 import os
-import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -93,11 +92,11 @@ async def door(
 ) -> AsyncIterator[Door]:
     """alpha's door with these limits, and so many descriptors at most."""
     process = await asyncio.create_subprocess_exec(
+        *("prlimit", f"--nofile={files}"),
         *(sys.executable, "-m", "tests.attacks.programs.door", str(federation.root)),
         *(json.dumps(federation.ports), json.dumps(limits), undefended),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
     )
     try:
         assert process.stdout is not None

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -76,11 +77,9 @@ def test_the_number_of_a_killed_daemon_is_not_taken_for_the_holders(
     tmp_path: Path,
 ) -> None:
     """Between having the lock and writing one's number the file says what it said before."""
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    (tmp_path / LOCK_FILE).write_text(f"{child}\n")
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    (tmp_path / LOCK_FILE).write_text(f"{gone.pid}\n")
     with (tmp_path / LOCK_FILE).open("r+b", buffering=0) as first:
         fcntl.flock(first, fcntl.LOCK_EX)
         first.truncate(0)
