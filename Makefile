@@ -30,7 +30,7 @@ demo: $(INSTALLED) ## three sites on this machine train together and answer (ARG
 	@$(BIN)/fedctl demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the longest, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not endurance and not data" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not faults and not endurance and not data" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a quarter together
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)

@@ -44,6 +44,26 @@ Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 class StatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CountedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SITE_FIELD_NUMBER: _builtins.int
     FEDERATION_ID_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
@@ -84,6 +104,7 @@ class StatusReply(_message.Message):
     DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
     LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
     PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -170,6 +191,10 @@ class StatusReply(_message.Message):
     def audit_breaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditBreak]:
         """of the audit log, that no person has acknowledged"""
 
+    @_builtins.property
+    def counted(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """since the start, by the metric's name: what is counted where it happens"""
+
     def __init__(
         self,
         *,
@@ -213,10 +238,11 @@ class StatusReply(_message.Message):
         documents_waiting: _builtins.int = ...,
         library_change: _builtins.str = ...,
         passages_embedded: _builtins.int = ...,
+        counted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ from daemon.library.readers.documents import (
     Pair,
 )
 from daemon.library.readers.pdf import engines
+from daemon.process import metrics
 from daemon.process.streams import watched
 from daemon.services.library_changes import ChangeUnderWay
 from daemon.services.originals import Upload
@@ -334,12 +335,13 @@ class LibraryCalls(Calls):
         finally:
             # Owed, if need be: people get their answers from a site whose disk is full, too.
             await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
+        seconds = _took(started)
         return control.AskReply(
             answer=answered.text,
             citations=[citation_message(citation) for citation in answered.citations],
             passages=[citation_message(passage) for passage in answered.passages],
             model_digest=answered.model_digest,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
         )
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
@@ -360,14 +362,23 @@ class LibraryCalls(Calls):
             outcome, passages = "answered", len(searched.passages)
         finally:
             await self._audit.record_or_owe(self._actor, "search", outcome, passages=passages)
+        seconds = _took(started)
         return control.SearchReply(
             passages=found_messages(searched, request.explain),
             model_digest=searched.model_digest,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
             words_weight=searched.weights.words,
             title_weight=searched.weights.title,
             weighed_by=searched.weighed_by,
         )
+
+
+def _took(started: float) -> float:
+    """Seconds of a question that was answered, which are counted."""
+    seconds = time.monotonic() - started
+    metrics.count("hanse_questions")
+    metrics.count("hanse_question_seconds", seconds)
+    return seconds
 
 
 class _Lost:

@@ -12,6 +12,7 @@ from datetime import datetime
 from daemon.control.context import Calls, Context, refuse
 from daemon.library.readers.documents import INSTALL_OCR
 from daemon.library.readers.pdf import engines
+from daemon.process import metrics
 from daemon.process.telemetry import resident_bytes
 from daemon.state.audit import LOOK_AT_IT
 from daemon.state.audit_format import AuditError, BreakRecord
@@ -99,6 +100,7 @@ class StatusCalls(Calls):
             library_change=driver.collection.changes.under_way,
             passages_waiting=waiting,
             passages_embedded=driver.collection.embedded_of(waiting),
+            counted=metrics.counts(),
         )
 
     def _open_breaks(self) -> list[BreakRecord]:

@@ -2,9 +2,9 @@
 
 Names and kinds are those that monitoring systems expect, for an exporter to read.
 
-To add a metric: a field of `StatusReply` in control.proto, filled where the daemon answers
-`Status`, and its line here. With a ``row`` it stands in `fedctl status`, too, and there rows
-come in the order of this table.
+To add a metric: its line here, read from a field of `StatusReply` that tells it; without one
+it is what `count` was told of its name, wherever in the daemon the thing happens. With a ``row``
+it stands in `fedctl status`, too, and there rows come in the order of this table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ class Metric:
     name: str  # as exporters say it: hanse_<what>_<unit>
     help: str
     unit: Unit
-    read: Callable[[StatusReply], float]
+    read: Callable[[StatusReply], float] | None = None  # None: as `count` was told
     counts: bool = False
     row: str = ""  # of `fedctl status`; several metrics may share one
     phrase: str = "{}"  # there, around the number
     unless_none: bool = False  # there only where it is not 0
+
+    def of(self, status: StatusReply) -> float:
+        """The number in this status."""
+        if self.read is not None:
+            return self.read(status)
+        return status.counted.get(self.name, 0.0)
 
 
 METRICS = (
@@ -99,6 +105,20 @@ METRICS = (
         lambda s: s.pairs_test,
         row="pairs",
         phrase="{} test",
+    ),
+    Metric(
+        "hanse_questions",
+        "Questions answered since the start, by `ask` or `search`.",
+        "count",
+        counts=True,
+        row="questions",
+        phrase="{} answered",
+    ),
+    Metric(
+        "hanse_question_seconds",
+        "What answering them took, all together.",
+        "seconds",
+        counts=True,
     ),
     Metric(
         "hanse_sent_bytes",
@@ -207,13 +227,26 @@ METRICS = (
 )
 
 
+_COUNTS = {metric.name: 0.0 for metric in METRICS if metric.read is None}
+
+
+def count(name: str, more: float = 1.0) -> None:
+    """Adds to a metric that is counted, on the event loop; KeyError if the table has none such."""
+    _COUNTS[name] += more
+
+
+def counts() -> dict[str, float]:
+    """What was counted since the start of this process, by the metric's name."""
+    return dict(_COUNTS)
+
+
 def rows(
     status: StatusReply, written: Mapping[Unit, Callable[[float], str]]
 ) -> Iterator[tuple[str, str]]:
     """What has a row, in words; ``written`` says how numbers of a unit are written."""
     shown: dict[str, list[str]] = {}
     for metric in METRICS:
-        read = metric.read(status)
+        read = metric.of(status)
         if metric.row and (read or not metric.unless_none):
             number = written[metric.unit](read)
             shown.setdefault(metric.row, []).append(metric.phrase.format(number))

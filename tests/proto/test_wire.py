@@ -85,7 +85,8 @@ def commented(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
         for location in file.source_code_info.location
     }
     for m, message in enumerate(file.message_type):
-        assert not message.nested_type, "messages are not nested here"
+        maps = [nested.options.map_entry for nested in message.nested_type]
+        assert all(maps), "messages are not nested here"
         for f, field in enumerate(message.field):
             yield f"{message.name}.{field.name}", comments.get((_MESSAGE, m, _FIELD, f), "")
     for e, enum in enumerate(file.enum_type):

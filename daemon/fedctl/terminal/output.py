@@ -197,6 +197,8 @@ def as_plain(message: Message) -> dict[str, Any]:
 
 def _plain_field(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)  # of scalars: no map of ours has messages
     if field.is_repeated:
         return [_plain_value(field, item) for item in value]
     if field.message_type is not None and not message.HasField(field.name):
