@@ -360,6 +360,7 @@ def apply_as_told(attempt: Attempt, answer: bytes) -> None:
     )
 
 
+@pytest.mark.slow
 def test_who_knew_a_challenge_too_early_could_move_what_it_cannot_see(tmp_path: Path) -> None:
     """Why the challenge comes last, and why each holder has one of its own.
 

@@ -32,6 +32,7 @@ def units(n: int, d: int, seed: int = 0) -> Float32:
 # ---- noise --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_analytic_mechanism_is_balle_and_wangs() -> None:
     # delta = Phi(1/2s - e s) - e^eps Phi(-1/2s - e s), their Theorem 8, at sensitivity 1.
     def phi(x: float) -> float:
@@ -177,6 +178,7 @@ def test_drawn_rows_lie_in_a_nearest_bucket(n: int, bits: int, count: int, seed:
     assert set(drawn.tolist()) <= set(nearest.tolist())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 60), st.integers(1, 30), st.integers(1, 24), st.integers(0, 2**32 - 1))
 def test_the_first_bits_of_a_name_are_the_name_of_fewer_bits(

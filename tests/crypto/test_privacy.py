@@ -195,6 +195,7 @@ def test_a_budget_that_is_spent_allows_no_noise_whatever() -> None:
 # ---- clipping -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     norm=st.sampled_from([0.0, 1e-6, 0.3, 0.65, 0.7, 0.71, 5.0, 1e12]),

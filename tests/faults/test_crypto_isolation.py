@@ -13,6 +13,7 @@ from proto import control_pb2 as control
 from tests.support.federation import LiveFederation, Surroundings
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.federation,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(400),

@@ -28,6 +28,7 @@ from proto import control_pb2 as control
 from tests.support.federation import LiveFederation, LiveSite
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.timeout(900),

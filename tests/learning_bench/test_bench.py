@@ -104,6 +104,7 @@ def world(
     return made
 
 
+@pytest.mark.slow
 def test_synonym_questions_are_asked_apart_and_nothing_tested_is_learned(
     world: worlds.World,
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_share_of_the_pairs_is_the_same_for_everyone_who_trains(
         assert len(library.pairs("train")) == 5, "the copy was cut, not the library"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_round_is_the_mean_of_what_the_sites_trained(
     world: worlds.World, spec: RetrieverSpec, tmp_path: Path, weighted: bool

@@ -60,6 +60,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> list[FileDescriptorPr
     return list(FileDescriptorSet.FromString(path.read_bytes()).file)
 
 
+@pytest.mark.slow
 def test_the_committed_code_is_what_the_compiler_writes(tmp_path: Path) -> None:
     generate(tmp_path)
     fresh = {path.name: path.read_text() for path in (tmp_path / "proto").iterdir()}

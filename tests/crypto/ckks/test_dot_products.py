@@ -81,6 +81,7 @@ def in_the_clear(rows: list[Int32], signs: Signs) -> Floats:
     return products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_the_answer_is_the_product_of_sketches_to_the_stated_precision(
     bits: int, tmp_path: Path
@@ -195,6 +196,7 @@ def test_a_sum_with_an_imaginary_part_is_refused() -> None:
 # ---- what a key holder sees ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_question_is_different_each_time_and_hides_the_sketches(tmp_path: Path) -> None:
     """Zero, and a large update: what is sent beside the constant looks equally random."""
     at = here()

@@ -135,6 +135,7 @@ def sum_of(vectors: dict[str, np.ndarray]) -> Int64:
     return total
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32),
     st.sets(st.sampled_from(SITES), min_size=1),

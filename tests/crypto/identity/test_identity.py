@@ -162,6 +162,7 @@ def test_certificates_of_absurd_size_are_refused_before_they_are_parsed(
 ANYTHING = settings(max_examples=150, deadline=None)
 
 
+@pytest.mark.slow
 @ANYTHING
 @given(garbage=st.binary(max_size=300) | st.binary(max_size=200).map(lambda b: b"-----BEGIN" + b))
 def test_garbage_never_raises_anything_but_our_error(fed: Federation, garbage: bytes) -> None:

@@ -22,6 +22,7 @@ def sharings(draw: st.DrawFn) -> tuple[bytes, int, int, list[int]]:
     return draw(SECRETS), t, n, draw(st.permutations(range(1, n + 1)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(sharings())
 def test_any_threshold_of_shares_gives_the_secret(case: tuple[bytes, int, int, list[int]]) -> None:

@@ -336,6 +336,7 @@ def met(library: Library, pairs: list[Pair], nearest: list[list[int]]) -> list[C
     ]
 
 
+@pytest.mark.slow
 def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
     assert (answering._opened().weights, answering._opened().weighed_by) == (USUAL_WEIGHTS, 0)
     many = [Pair(f"{word}?", (name,), "valid") for name in TEXTS for word in WORDS[::5]]

@@ -263,6 +263,7 @@ async def test_a_batch_of_many_empty_items_is_refused_before_it_is_looked_into(
     assert servicer.seen == [good]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["documents", "spans", "tags", "ids"])
 async def test_a_request_of_many_empty_parts_is_refused_before_it_is_parsed(
     reached: tuple[Reached, rpc.ControlAsyncStub], where: str

@@ -78,6 +78,7 @@ async def test_a_caller_is_who_the_kernel_says(tmp_path: Path) -> None:
         assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
 
 
+@pytest.mark.slow
 async def test_a_cleared_temporary_folder_keeps_nobody_out(tmp_path: Path) -> None:
     path = tmp_path / "fedd.sock"
     async with doorman(path) as keeper:

@@ -137,6 +137,7 @@ def test_a_question_without_a_find_ranks_below_everything_ranked() -> None:
 DOCUMENTS = st.lists(st.sampled_from("abcdefghijklmnop"), max_size=16, unique=True)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(DOCUMENTS, DOCUMENTS.filter(bool)), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_metrics_agree_with_one_another(cases: list[tuple[list[str], list[str]]]) -> None:

@@ -45,6 +45,7 @@ def test_figures_by_hand() -> None:
     assert means["cer"] == pytest.approx(_edits("one two nine", "one two three four") / 18)
 
 
+@pytest.mark.slow
 def test_bleu_by_its_definition() -> None:
     """Precisions 5/6, 3/5, 2/4, 1/3 of a six-word answer, as long as its reference."""
     scores = score_texts(["a b c d x f"], ["a b c d e f"])
@@ -73,6 +74,7 @@ def _edits(one: str, other: str) -> int:
 TEXT = st.text("ab c", min_size=1, max_size=12).filter(lambda t: bool(t.strip()))
 
 
+@pytest.mark.slow
 @given(TEXT, st.text("ab c", max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_character_errors_are_levenshtein(reference: str, answer: str) -> None:

@@ -274,6 +274,7 @@ def test_an_occupied_work_folder_is_refused(
 # ---- processes --------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_daemon_that_ignores_sigterm_is_killed_with_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def run_apart(socket: Path, file: Path, *within: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(path: Path, daemon: CannedDaemon, file: Path) -> None:
     """A file may grow to a kilobyte and no more, which the kernel refuses as it does ENOSPC."""
     file.write_text("before")

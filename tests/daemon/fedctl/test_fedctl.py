@@ -525,6 +525,7 @@ def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon
     assert (ran.code, "--attach" in ran.err) == (Exit.UNREACHABLE, True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
     interrupted = threading.Event()
 
@@ -559,6 +560,7 @@ def _process(*words: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from daemon.fedctl.main import main; main(['--help']); "
@@ -572,6 +574,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(daemon: CannedDaemon, path: Path) -> None:
     with _process("rounds", "--socket", path) as process:
         assert process.stdout is not None

@@ -23,6 +23,7 @@ from tests.support.command_line import Fedctl
 from tests.support.lines import until
 
 
+@pytest.mark.slow
 def test_ingest_goes_on_after_a_refused_file(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_path_that_is_not_there_is_refused_before_anything_is_sent(
     assert not daemon.asked
 
 
+@pytest.mark.slow
 def test_files_of_other_kinds_are_told_by_their_endings(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_ingest_tells_of_pairs_that_name_no_document_here(
     assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
 
 
+@pytest.mark.slow
 def test_a_collections_name_stands_before_all_ids(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -186,6 +189,7 @@ def test_ingest_tells_how_the_librarys_pairs_are_split(
     assert "library now" not in fedctl("ingest", tmp_path / "a.txt").out
 
 
+@pytest.mark.slow
 def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from daemon.fedctl.terminal.output import Exit
 from proto import federation_pb2 as pb
 from tests.support.canned_daemon import CannedDaemon
@@ -60,6 +62,7 @@ def test_learning_prints_whatever_the_layer_tells(fedctl: Fedctl, daemon: Canned
     assert "[bold]found anew when the run is over" in shown
 
 
+@pytest.mark.slow
 def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     last = daemon.personalising[-1]
     shown = fedctl("personalise", "--local-epochs", 2)
@@ -120,6 +123,7 @@ def test_privacy_tells_unit_spent_left_and_cost(fedctl: Fedctl, daemon: CannedDa
     assert plain["least_multiplier"] is None
 
 
+@pytest.mark.slow
 def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     train = ["train", "--rounds", 4, "--detach"]
 

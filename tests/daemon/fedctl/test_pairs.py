@@ -104,6 +104,7 @@ def test_each_step_of_an_evaluation_is_on_the_screen(daemon: CannedDaemon) -> No
     assert b"of split test" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
     begun = threading.Event()
 

@@ -184,6 +184,7 @@ def test_too_few_sites_for_their_liars_are_not_signed(fedctl: Fedctl, tmp_path: 
     assert fedctl(*sign, "--previous", file, "--disable", "a").code == Exit.USAGE
 
 
+@pytest.mark.slow
 def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path) -> None:
     ca, file, out = tmp_path / "ca", tmp_path / "manifest.json", tmp_path / "next.json"
     fedctl("ca", "init", ca, "--federation", "trade")
@@ -216,6 +217,7 @@ def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path)
     assert [s["id"] for s in struck["sites"]] == ["e", "n"]
 
 
+@pytest.mark.slow
 def test_one_version_is_signed_once(fedctl: Fedctl, tmp_path: Path) -> None:
     ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
     fedctl("ca", "init", ca, "--federation", "trade")

@@ -195,6 +195,7 @@ def test_no_subject_is_known_and_unseen_at_once(site: Path) -> None:
         assert set(texts.passage_part[right].tolist()) == {part}
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("abcdefghij"), min_size=30, max_size=200))
 def test_parts_are_of_whole_subjects_and_about_their_shares(subject_of: list[str]) -> None:
     subjects = sorted(set(subject_of))

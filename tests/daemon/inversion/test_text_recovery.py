@@ -79,6 +79,7 @@ def test_nothing_guessed_and_nothing_there_is_nothing_recovered() -> None:
         mean_recovery([frozenset("a")], [])
 
 
+@pytest.mark.slow
 @given(BAGS)
 def test_shares_are_shares(pairs: list[tuple[frozenset[str], frozenset[str]]]) -> None:
     guessed, true = [one for one, _ in pairs], [other for _, other in pairs]

@@ -127,6 +127,7 @@ def test_pages_that_wait_for_ocr_are_read_when_it_is_there(
     assert site.given == []
 
 
+@pytest.mark.slow
 def test_a_file_appears_changes_moves_and_vanishes(site: Site) -> None:
     site.write("rope.txt", "Hemp rope is tarred.")
     site.write("in/sail.txt", "Flax makes a sail.")
@@ -222,6 +223,7 @@ def busy_machine() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_what_was_not_read_in_time_is_tried_again_and_told(site: Site) -> None:
     site.write("rope.txt", "Hemp rope.")
     site.write("sail.txt", "Flax sail.")
@@ -241,6 +243,7 @@ def test_what_was_not_read_in_time_is_tried_again_and_told(site: Site) -> None:
     assert site.memory.retries == {}
 
 
+@pytest.mark.slow
 def test_what_is_never_read_in_time_is_given_up(site: Site) -> None:
     site.write("rope.txt", "Hemp rope.")
     tries, day = 0, 24 * 60 * MINUTE
@@ -326,6 +329,7 @@ def test_a_letter_that_loses_its_attachment_loses_that_document(site: Site) -> N
     assert set(site.texts()) == {"contracts/letter.eml"}
 
 
+@pytest.mark.slow
 def test_records_and_pairs_are_called_after_the_folder(site: Site) -> None:
     lines: list[dict[str, Any]] = [
         {"id": str(n), "title": "", "text": f"Entry {n}."} for n in range(1200)

@@ -80,6 +80,7 @@ def site(tmp_path: Path) -> KeepingSite:
     return KeepingSite(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_is_kept_as_long_as_it_is_there(site: KeepingSite) -> None:
     site.write("in/rope.txt", "Hemp rope.\r\n")
     site.write("copy.txt", "Hemp rope.\r\n")

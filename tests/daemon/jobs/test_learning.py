@@ -106,6 +106,7 @@ def test_ingest_stores_documents_and_pairs_and_the_second_time_nothing(
         assert library.counts().pairs_train == 10
 
 
+@pytest.mark.slow
 def test_the_token_budget_cuts_documents(site: Site) -> None:
     long = Document("yard/long", "", "The mill turns. " * 30)
     learning.ingest(site.spec, site.library, [long], [], passage_tokens=40)
@@ -173,6 +174,7 @@ def test_a_student_goes_on_from_where_it_was_and_not_twice(site: Site) -> None:
     assert second[-1] < fresh[-1], "it had learned already"
 
 
+@pytest.mark.slow
 def test_a_student_of_an_earlier_run_is_not_taken_up(site: Site) -> None:
     """From it, an update would take back what the runs between have brought."""
     plan = replace(PLAN, start_from="local", local_epochs=1)
@@ -189,6 +191,7 @@ def test_a_student_of_an_earlier_run_is_not_taken_up(site: Site) -> None:
     assert np.linalg.norm(begins[:-1]) < 0.9 * np.linalg.norm(goes_on[:-1])
 
 
+@pytest.mark.slow
 def test_a_student_needs_a_place_and_another_encoders_is_left_alone(
     site: Site, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ print(digest.hexdigest())
 STEP_BITS = "7c299b36085bbd26d83f7dcbc381f2c70e334218a140ddf5ce75160397207d78"
 
 
+@pytest.mark.slow
 def test_every_machine_computes_these_bits() -> None:
     """Also with the vector instructions of another processor: numpy's dispatch is turned down."""
     for features in ("", "AVX2 FMA3 AVX512F AVX512_SKX"):

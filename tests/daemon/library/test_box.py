@@ -341,6 +341,7 @@ def test_half_a_message_is_waited_for_no_longer_than_none(folder: Path) -> None:
     assert isinstance(after, Document)
 
 
+@pytest.mark.slow
 def test_what_a_reader_begins_is_over_when_its_file_is(folder: Path) -> None:
     (folder / "a.orphan").write_text("x")
     with Boxes() as boxes:
@@ -415,6 +416,7 @@ def test_a_machine_that_confines_no_reader_reads_nothing_and_says_so(
     assert problem.passing
 
 
+@pytest.mark.slow
 def test_what_a_file_may_add_is_bounded_in_all(folder: Path) -> None:
     (folder / "a.many").write_text("x")
     for limits in (Limits(records=30), Limits(text_bytes=32_000)):
@@ -446,6 +448,7 @@ def test_what_is_attached_is_read_within_bounds(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir()] == ["a.nest"]
 
 
+@pytest.mark.slow
 def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
     (folder / "a.names").write_text(GOOD)
     told = list(boxed(folder, "a.names"))
@@ -555,6 +558,7 @@ def test_a_few_files_are_read_at_once_whatever_the_processors(
     told.close()
 
 
+@pytest.mark.slow
 def test_files_are_read_though_what_forks_is_killed(folder: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (folder / name).write_text(GOOD)

@@ -305,6 +305,7 @@ def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
 
 
+@pytest.mark.slow
 def test_a_long_line_inside_gzip_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl.gz"
     path.write_bytes(gzip.compress(b"x" * (49 << 20) + b"\n" + GOOD.encode(), compresslevel=1))
@@ -443,6 +444,7 @@ def test_folders_without_an_end_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_line_without_end_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

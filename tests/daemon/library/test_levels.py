@@ -122,6 +122,7 @@ def test_sentences_of_no_more_passages_than_said_are_looked_at(tmp_path: Path) -
     assert len(ranked) == 20
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=9), min_size=1, max_size=30))
 def test_a_passage_is_as_near_as_its_nearest_sentence(cosines: list[list[float]]) -> None:
     passages = [Passage(row, f"p{row}", f"d{row}", "", "text") for row in range(len(cosines))]

@@ -139,6 +139,7 @@ def _fill(path: Path, told: Connection) -> None:
             told.send(number)
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_filled_the_file_is_sound(path: Path) -> None:
     told, tell = multiprocessing.Pipe(duplex=False)
     filler = multiprocessing.get_context("spawn").Process(target=_fill, args=(path, tell))

@@ -403,6 +403,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
         yield library
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(st.text(), st.text(alphabet="\"*^-+:(){}[]'\\ ANDORTNEAhemp_\0")))
 @example("\ud800\udfff")

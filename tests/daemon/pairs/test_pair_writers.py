@@ -195,6 +195,7 @@ class Echo:
             yield prompt.upper()
 
 
+@pytest.mark.slow
 @given(
     prompts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6),
     cut=st.integers(1, 40),

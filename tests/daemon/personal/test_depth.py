@@ -210,6 +210,7 @@ def test_no_change_while_it_cools() -> None:
     assert quick == ["base"] * 2 + ["advanced"] * 2 + ["extended"] * 2
 
 
+@pytest.mark.slow
 @given(
     losses=st.lists(st.floats(0, 50), min_size=1, max_size=40),
     held_out=st.lists(st.floats(0, 1), min_size=40, max_size=40),

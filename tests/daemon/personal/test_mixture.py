@@ -39,6 +39,7 @@ THINGS = ("anchor", "barrel", "candle", "drum", "easel", "funnel", "goblet", "ha
 # ---- arithmetic ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(shared=VECTORS, own=VECTORS, share=st.sampled_from(SHARES))
 def test_a_mixture_lies_between_its_halves(
     shared: np.ndarray, own: np.ndarray, share: float
@@ -287,6 +288,7 @@ def test_a_site_without_training_questions_judges_the_shared_version(
     assert np.array_equal(state.arrays["mixture"], start)
 
 
+@pytest.mark.slow
 def test_later_versions_are_mixed_with_that_half_until_they_have_their_own(
     spec: RetrieverSpec, library: Path, tmp_path: Path
 ) -> None:

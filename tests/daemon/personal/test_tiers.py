@@ -190,6 +190,7 @@ def test_a_personal_layer_goes_out_and_comes_back(encoder: Encoder) -> None:
 # ---- a change of tier ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"), [("base", "advanced"), ("advanced", "extended"), ("extended", "advanced")]
 )
@@ -213,6 +214,7 @@ def test_a_layer_that_has_hardly_begun_becomes_another_at_any_rate(encoder: Enco
     np.testing.assert_allclose(retriever.embed_queries([], unit(3, 6)), unit(3, 6), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_distillation_that_diverges_leaves_the_tier_and_says_so(encoder: Encoder) -> None:
     retriever = trained(encoder, "base")
     before = retriever.embed_queries([], unit(3, 6))

@@ -310,6 +310,7 @@ def test_a_watchdog_meant_for_another_process_is_left_to_it() -> None:
     assert Notifier.from_environment(environment).watchdog_s is None
 
 
+@pytest.mark.slow
 async def test_the_watchdog_is_fed_twice_in_its_interval(tmp_path: Path) -> None:
     with listening(str(tmp_path / "notify")) as systemd:
         feeding = asyncio.create_task(

@@ -58,6 +58,7 @@ async def test_who_listens_to_a_worker_ends_with_it(worker: Worker) -> None:
     await until(lambda: not any(each.is_alive() for each in listening))
 
 
+@pytest.mark.slow
 async def test_reports_of_a_call_that_failed_reach_no_other(worker: Worker) -> None:
     with pytest.raises(ValueError, match="after many reports"):
         await worker.run_reporting(lambda _: None, reporting_and_failing, 20_000)
@@ -211,6 +212,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_event_loop_goes_on_while_workers_import(tmp_path: Path) -> None:
     """Their import ends once the loop has done something, or gives up after half a minute."""
     (tmp_path / "slow_import.py").write_text(SLOW_IMPORT, encoding="utf-8")

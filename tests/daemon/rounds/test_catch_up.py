@@ -252,6 +252,7 @@ async def test_ten_thousand_rounds_do_not_hold_up_the_event_loop(federation: Fed
         assert time.monotonic() - again < took / 4, "verified once, remembered after that"
 
 
+@pytest.mark.slow
 async def test_the_next_peer_goes_on_where_one_ended(federation: Federation) -> None:
     commits = history(federation, range(1, 31), ["alpha", "beta"])
     async with (
@@ -455,6 +456,7 @@ async def test_another_encoders_version_is_fetched_as_long_as_is_signed(
         assert await alpha.exchange.newest_ours(digest) == (b"" if comes else digest)
 
 
+@pytest.mark.slow
 async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def stepping(driver: Driver, monkeypatch: pytest.MonkeyPatch, *effects: do.Effec
     monkeypatch.setattr(driver.protocol, "step", lambda _event, _now: list(effects))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [kind for kind in EFFECTS if kind is not do.Persist], ids=lambda kind: kind.__name__
 )

@@ -196,6 +196,7 @@ def cut_short(path: Path) -> None:
 # ---- the index that questions are answered from ---------------------------------------------
 
 
+@pytest.mark.slow
 async def test_who_ingests_is_told_how_far_the_index_is(site: Site) -> None:
     told: list[object] = []
     await site.collection.until_served(site.genesis)  # from an index of nothing
@@ -229,6 +230,7 @@ async def test_an_index_that_misses_much_is_warned_of_with_what_to_do(site: Site
 # ---- learning from what was made -----------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_site_without_a_question_makes_its_own_and_trains(site: Site) -> None:
     await site.ingest(DOCUMENTS, [])
     situation = await site.collection.situation()
@@ -392,6 +394,7 @@ def curve_of(site: Site, store: Store, questions: int, head: Callable[[], Versio
     return curve
 
 
+@pytest.mark.slow
 async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Site) -> None:
     store = Store(site.state / "state.sqlite3")
     head = (0, site.genesis)
@@ -452,6 +455,7 @@ async def put_something_of_its_own(site: Site) -> None:
     PersonalStore(Path(site.spec.personal_folder), shape.digest).put(site.genesis, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_first", [False, True])
 @pytest.mark.parametrize(
     ("personal", "adapt"), [("mixture", "head"), ("query_encoder", "head"), ("mixture", "lora")]
@@ -506,6 +510,7 @@ async def test_what_is_shared_and_what_is_the_sites_own_are_judged_apart(
 # ---- the encoder before training -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_an_evaluation_tells_how_far_it_is_and_lets_training_in_between(
     worker: Worker, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,6 +575,7 @@ def kept_of(site: Site) -> set[str]:
     return {known.get(content, "gone") for content in there}
 
 
+@pytest.mark.slow
 async def test_sentences_are_read_when_nothing_else_is_to_do(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -586,6 +592,7 @@ async def test_sentences_are_read_when_nothing_else_is_to_do(
     assert "gone" not in kept_of(site)
 
 
+@pytest.mark.slow
 async def test_a_removal_takes_sentences_along(site: Site) -> None:
     await site.ingest(DOCUMENTS, [])
     for document in DOCUMENTS:

@@ -111,6 +111,7 @@ def test_an_entry_is_on_the_disk_when_it_is_recorded(
     assert synced == [segment(folder, 1).stat().st_size]
 
 
+@pytest.mark.slow
 async def test_the_event_loop_does_not_wait_for_the_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

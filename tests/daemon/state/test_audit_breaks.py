@@ -143,6 +143,7 @@ def test_a_broken_log_is_gone_on_with_and_stays_broken(
         read(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forge", FORGERIES, ids=[forge.__name__ for forge in FORGERIES])
 def test_a_break_that_was_acknowledged_does_not_cover_another_one(
     folder: Path, forge: Forge, capsys: pytest.CaptureFixture[str]

@@ -259,6 +259,7 @@ async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(
         assert await budget.least() > 2.0
 
 
+@pytest.mark.slow
 @IN_ONE_LOOP
 async def test_a_budget_schedule_spends_what_was_asked_for(crypto: Worker, tmp_path: Path) -> None:
     async with budget_of(crypto, tmp_path / "privacy.sqlite3", None) as budget:

@@ -225,6 +225,7 @@ async def test_what_no_disk_is_to_blame_for_is_not_tried_again(
     store.close()
 
 
+@pytest.mark.slow
 async def test_the_journal_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     store, _ = opened(tmp_path / "state.sqlite3")
     told: list[str] = []

@@ -61,6 +61,7 @@ def test_a_version_is_synced_before_its_name_and_its_folder_after(
     assert synced == [(False, 0), (True, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "second_is_there"),
     [
@@ -87,6 +88,7 @@ def test_a_crash_leaves_whole_versions_only(
     assert is_sound(tmp_path, second, SHAPE.digest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["enospc", "erofs"])
 def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path, what: str) -> None:
     failed = writes_both(tmp_path, f"version:rename={what}@2")

@@ -104,6 +104,7 @@ def sizes(site: Site) -> list[int]:
 # ---- an upload that is cut ---------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_an_upload_that_was_cut_goes_on_at_the_last_whole_frame(
     federation: Federation,
 ) -> None:
@@ -120,6 +121,7 @@ async def test_an_upload_that_was_cut_goes_on_at_the_last_whole_frame(
         assert len(content) - held + MIB <= sent < len(content) - held + MIB + MIB // 2
 
 
+@pytest.mark.slow
 async def test_an_upload_that_is_cut_is_finished_by_the_same_call(federation: Federation) -> None:
     content = os.urandom(16 * MIB + 5)
     async with over_a_line(federation, QUICK) as ends:
@@ -160,6 +162,7 @@ async def test_two_objects_of_one_name_are_never_mixed(federation: Federation, a
         assert sizes(ends.beta) == []
 
 
+@pytest.mark.slow
 async def test_an_object_of_another_length_starts_anew(federation: Federation) -> None:
     one = os.urandom(6 * MIB)
     async with over_a_line(federation) as ends:
@@ -169,6 +172,7 @@ async def test_an_object_of_another_length_starts_anew(federation: Federation) -
         assert sizes(ends.beta) == []
 
 
+@pytest.mark.slow
 async def test_objects_of_two_attempts_are_kept_apart(federation: Federation) -> None:
     content = os.urandom(6 * MIB)
     later = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1, attempt=1)
@@ -179,6 +183,7 @@ async def test_objects_of_two_attempts_are_kept_apart(federation: Federation) ->
         assert await ends.pushed(content) < 6 * MIB
 
 
+@pytest.mark.slow
 async def test_a_push_takes_over_from_one_whose_line_is_dead(federation: Federation) -> None:
     """The sender knows sooner than the receiver that the line is gone."""
     content = os.urandom(12 * MIB)
@@ -200,6 +205,7 @@ async def test_a_push_takes_over_from_one_whose_line_is_dead(federation: Federat
         assert arrived(ends.beta) == [content]
 
 
+@pytest.mark.slow
 async def test_a_key_that_was_cut_is_not_kept(federation: Federation) -> None:
     content = os.urandom(4 * MIB)
     async with over_a_line(federation) as ends:
@@ -209,6 +215,7 @@ async def test_a_key_that_was_cut_is_not_kept(federation: Federation) -> None:
         assert ends.beta.inbox.blobs[0][2].data == content
 
 
+@pytest.mark.slow
 async def test_what_nobody_wants_any_more_is_forgotten(federation: Federation) -> None:
     tidy = replace(ONCE, tidy_s=0.05)
     async with over_a_line(federation, tidy) as ends:
@@ -239,6 +246,7 @@ async def test_what_is_kept_is_bounded_in_bytes(federation: Federation) -> None:
         assert "update-1-2." in begun(ends.beta)[-1].name  # the oldest go first
 
 
+@pytest.mark.slow
 async def test_what_was_damaged_on_the_disk_is_not_gone_on_with(federation: Federation) -> None:
     content = os.urandom(6 * MIB)
     async with over_a_line(federation) as ends:
@@ -394,6 +402,7 @@ async def test_a_message_on_its_way_follows_a_peer_that_moves(federation: Federa
         assert beta.inbox.messages == [("alpha", hint("alpha"))]
 
 
+@pytest.mark.slow
 async def test_an_upload_follows_a_peer_that_moves(federation: Federation) -> None:
     """Behind another port it is the same process: what it holds of the object still counts."""
     content = os.urandom(12 * MIB)

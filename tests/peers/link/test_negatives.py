@@ -508,6 +508,7 @@ async def test_a_peer_gets_answers_and_no_more_than_its_quota(federation: Federa
             await alpha.transport.negatives("beta", asking(sender="alpha"), 5)
 
 
+@pytest.mark.slow
 async def test_attacks_on_the_call_are_refused_with_their_reason(federation: Federation) -> None:
     code = grpc.StatusCode
     async with running(federation, "alpha") as alpha, beta_calling(federation) as beta:

@@ -105,6 +105,7 @@ async def test_a_refusal_of_the_inbox_reaches_the_sender(alpha: Site, beta: Site
         await alpha.transport.send("beta", hint("alpha"))
 
 
+@pytest.mark.slow
 async def test_trouble_with_a_third_site_is_not_blamed_on_the_sender(
     alpha: Site, beta: Site
 ) -> None:
@@ -113,6 +114,7 @@ async def test_trouble_with_a_third_site_is_not_blamed_on_the_sender(
         await alpha.transport.send("beta", hint("alpha"))
 
 
+@pytest.mark.slow
 async def test_an_error_of_our_own_is_told_without_its_details(alpha: Site, beta: Site) -> None:
     beta.inbox.failure = ValueError("the patient's name is on line 3")
     with pytest.raises(PeerRefused, match="site 'beta' failed; its log has the cause") as refusal:
@@ -248,6 +250,7 @@ async def test_a_pull_takes_no_more_than_it_was_allowed(
     assert versions(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_only_so_many_pushes_of_one_peer_at_once(alpha: Site, beta: Site) -> None:
     beta.inbox.gate = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -261,6 +264,7 @@ async def test_only_so_many_pushes_of_one_peer_at_once(alpha: Site, beta: Site) 
     assert len(beta.inbox.blobs) == QUICK.limits.pushes + 1
 
 
+@pytest.mark.slow
 async def test_a_declined_push_says_why_every_time(alpha: Site, beta: Site) -> None:
     beta.inbox.why_not = "no attempt 0 of round 1 is under way here"
     for _ in range(30):
@@ -269,6 +273,7 @@ async def test_a_declined_push_says_why_every_time(alpha: Site, beta: Site) -> N
     assert traffic(alpha, "beta")[0] < 31 * MIB  # one frame each, not five
 
 
+@pytest.mark.slow
 async def test_messages_get_through_during_a_large_push(alpha: Site, beta: Site) -> None:
     push = asyncio.create_task(alpha.transport.push("beta", UPDATE, os.urandom(40 * MIB)))
     await until(lambda: beta.transport.statistics()["alpha"].bytes_received > MIB)
@@ -307,6 +312,7 @@ async def test_a_site_that_is_expelled_learns_from_its_peers_that_it_is(
         await until(lambda: beta.transport.statistics()["alpha"].shut_out == 0)
 
 
+@pytest.mark.slow
 async def test_sites_find_each_other_and_know_it(federation: Federation) -> None:
     eager = replace(QUICK, keep_in_touch=KeepInTouch(0.05, 0.05, 0.05))
     async with running(federation, "alpha", options=eager) as alpha:
@@ -323,6 +329,7 @@ async def test_sites_find_each_other_and_know_it(federation: Federation) -> None
         await until(lambda: not alpha.transport.statistics()["beta"].connected)
 
 
+@pytest.mark.slow
 async def test_bytes_are_counted_alike_at_both_ends(alpha: Site, beta: Site) -> None:
     await alpha.transport.send("beta", hint("alpha"))
     await beta.transport.send("alpha", hint("beta"))
@@ -442,6 +449,7 @@ async def test_a_crash_leaves_nothing_half_received(federation: Federation) -> N
         assert spooled(alpha) == []
 
 
+@pytest.mark.slow
 async def test_stopping_leaves_no_task_behind(federation: Federation) -> None:
     before = asyncio.all_tasks()
     async with talking(federation) as sites:

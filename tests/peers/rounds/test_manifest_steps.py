@@ -314,6 +314,7 @@ def test_an_expelled_site_that_coordinates_ends_its_part() -> None:
     assert world.site(lead)._here.pace.idle
 
 
+@pytest.mark.slow
 def test_a_site_that_is_enabled_again_takes_part_again() -> None:
     world = World(sites=5, seed=1, min_participants=3, faulty_sites=1)
     expel(world, "e")

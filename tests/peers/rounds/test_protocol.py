@@ -549,6 +549,7 @@ def test_within_a_round_no_site_goes_back_to_an_older_manifest_ever() -> None:
     assert world.disks["b"].durable.promised >= promised
 
 
+@pytest.mark.slow
 def test_a_site_that_is_enabled_again_takes_part_again() -> None:
     world = World(sites=5, seed=1, min_participants=3)
     newer = successor(world, without="e")

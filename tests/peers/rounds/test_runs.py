@@ -173,6 +173,7 @@ def test_a_run_for_which_nothing_could_be_trained_takes_nobodys_place() -> None:
     assert runs.stands_over(hampered, expelled, 0, gone)
 
 
+@pytest.mark.slow
 @given(seen=st.lists(st.one_of(wishes, st.none()), max_size=12))
 def test_a_site_never_goes_back_to_a_run_that_it_has_left(seen: list[pb.Run | None]) -> None:
     """In whichever order, and however often, it hears of whatever; None: a round is committed."""

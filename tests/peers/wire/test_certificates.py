@@ -270,6 +270,7 @@ def test_a_certificate_of_another_federation_is_refused(fed: Federation, tmp_pat
         verify_certificate(fed.certify(a_body()), stranger, fed.manifest, at=NOW)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(garbage=st.binary(max_size=300), where=st.sampled_from(["signature", "certificate", "site"]))
 def test_garbage_in_a_vote_never_raises_anything_but_our_error(
@@ -282,6 +283,7 @@ def test_garbage_in_a_vote_never_raises_anything_but_our_error(
         fed.verify(certificate)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @settings(max_examples=300, deadline=None)
 @given(position=st.integers(0, 10**6), mask=st.integers(1, 255))

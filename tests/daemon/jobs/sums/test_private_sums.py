@@ -86,6 +86,7 @@ def test_the_sum_carries_the_noise_that_is_accounted_for(folder: Path, contribut
     assert unknown > (TERMS.multiplier * TERMS.clip_norm) ** 2 * (1 - bound - 0.01)
 
 
+@pytest.mark.slow
 def test_each_value_has_noise_of_its_own(folder: Path) -> None:
     """Neighbours, parameter groups and sites share none of it."""
     _, total = summed(folder, [np.zeros(SHAPE.total, dtype=np.float32)] * 3)

@@ -184,6 +184,7 @@ def test_of_a_leader_that_goes_the_others_stay_together(library: Library) -> Non
     assert copies(library, "nearly") == set(), "it says something else now"
 
 
+@pytest.mark.slow
 def test_a_library_of_an_older_program_is_looked_at_bit_by_bit(library: Library) -> None:
     texts = {f"d{n}": ROPE for n in range(near_duplicates._AT_ONCE + 1)}
     library.put_documents([Document(name, "", texts[name]) for name in texts], splitter=SPLITTER)
@@ -208,6 +209,7 @@ def _killed(path: Path) -> None:
         library.near.mark(60.0)
 
 
+@pytest.mark.slow
 def test_what_a_kill_cut_short_is_done_by_the_next(library: Library, path: Path) -> None:
     documents = [Document("rope", "", ROPE), Document("nearly", "", NEARLY)]
     library.put_documents(documents, splitter=SPLITTER)

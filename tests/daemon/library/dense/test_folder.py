@@ -125,6 +125,7 @@ def test_the_newest_sound_index_of_a_version_is_gone_on_from(tmp_path: Path) -> 
     assert newest_index(tmp_path / "nowhere", MODEL) is None
 
 
+@pytest.mark.slow
 def test_a_damaged_base_that_is_shared_is_written_anew_for_the_next(tmp_path: Path) -> None:
     first, second = save_both(tmp_path)
     damaged = (second / "index.hnsw").stat().st_ino
@@ -137,6 +138,7 @@ def test_a_damaged_base_that_is_shared_is_written_anew_for_the_next(tmp_path: Pa
         load_index(first, MODEL, BEFORE)
 
 
+@pytest.mark.slow
 def test_vectors_of_what_was_removed_are_in_no_file(tmp_path: Path) -> None:
     """As a tombstone they would be; so the base is built anew, and the old folder goes."""
     first, _ = save_both(tmp_path)

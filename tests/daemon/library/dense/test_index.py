@@ -309,6 +309,7 @@ def test_beyond_a_tenth_or_where_it_is_quick_the_base_is_built_anew(
     assert len(after.base.embedded) == (count if stays else count + added - dropped)
 
 
+@pytest.mark.slow
 def test_after_a_removal_nothing_of_the_old_base_goes_on() -> None:
     """Else the vectors of what people had removed would lie in it, passed over."""
     library = Passages(1200)
@@ -341,6 +342,7 @@ def test_of_new_passages_each_must_have_a_vector_of_the_indexs_kind() -> None:
             update_index(before, wanted)
 
 
+@pytest.mark.slow
 def test_all_may_go_and_come_back() -> None:
     library = Passages(1100)
     index = update_index(None, library.wanted())
@@ -404,6 +406,7 @@ def test_an_index_looks_as_broadly_as_it_must(
     assert (labels == exact[0]).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_the_recall_that_is_measured_is_that_of_other_questions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_page_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert shown(page, tmp_path) == [("table", "a\tb\nc\td")]
 
 
+@pytest.mark.slow
 def test_elements_that_are_never_closed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="nested too deeply"):
         read_bytes(read_html, tmp_path, b"<b>" * 11_000 + b"</i>" * 11_000)

@@ -49,6 +49,7 @@ def test_a_page_is_drawn_as_it_is_shown(tmp_path: Path) -> None:
     assert image.getpixel((150, 50)) == (255, 255, 255)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_turned_is_drawn_turned(tmp_path: Path) -> None:
     square = b"1 0 0 rg 0 50 50 50 re f"  # in the upper left corner, before it is turned
     path = raw_pdf(
@@ -93,6 +94,7 @@ def test_an_image_is_never_larger_than_allowed(tmp_path: Path) -> None:
                 assert image.size == pytest.approx(asked, abs=1)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_there_says_how_many_are(tmp_path: Path) -> None:
     path = made(tmp_path / "a.pdf", box, box, box)
     with pytest.raises(NoSuchPage) as refused:
