@@ -393,7 +393,12 @@ def _opened() -> OpenVersion:
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
     """The open version's own, whose weights no other job of this process changes."""
-    return open_retriever(spec)
+    from daemon.learning.retriever.packing import pack
+
+    retriever = open_retriever(spec)
+    if retriever.uses_features:  # its encoder is the same in every version
+        pack(retriever.encoder.model)
+    return retriever
 
 
 def _query_vectors(version: OpenVersion, queries: list[str], frozen: Float32) -> Float32:

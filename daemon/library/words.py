@@ -10,6 +10,7 @@ is missing has none of the rare words (docs/decisions/0032).
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import re
@@ -76,8 +77,8 @@ class WordsRanking:
         if telling := [term for term in common if 2 * counts[term] < self._passages]:
             scores |= self._scores(f"({_any(rare)}) AND ({_any(telling)})", most, allowed)
         whole = max(sum(self._weight(count) for count in counts.values()), self._weight(1))
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
-        return [(rowid, score / whole) for rowid, score in best]
+        best = heapq.nsmallest(k, [(-score, rowid) for rowid, score in scores.items()])
+        return [(rowid, -score / whole) for score, rowid in best]
 
     def _weight(self, count: int) -> float:
         """Of a word that is in so many passages, as FTS5 has it."""
