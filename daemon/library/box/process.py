@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NoReturn
@@ -51,8 +52,9 @@ def main() -> None:
     """Fork a reader for each request that comes on standard input, until nobody asks."""
     end_with_parent()
     requests = socket.socket(fileno=0)
-    readers = _Readers()
+    readers = _Readers(requests)
     while True:
+        readers.end_those_over()
         request, told, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 1)
         if not request:
             readers.end()
@@ -60,41 +62,75 @@ def main() -> None:
             _fork(requests, request, connection, readers)
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """``alive``: a descriptor of its process; ``told``: of the pipe in which it tells."""
+
+    pid: int
+    alive: int
+    told: int
+
+
 class _Readers:
-    """Those that read, each with what it began in a group of processes, which it can't leave."""
+    """Those that read, each with what it began in a group of processes, which it can't leave.
 
-    def __init__(self) -> None:
-        self._pids: set[int] = set()
-        signal.signal(signal.SIGCHLD, lambda _signal, _frame: self._reap())
+    A reader is over when it ends, and when nobody listens to it any more: its file is read or
+    given up then, whatever the reader thinks of that.
+    """
 
-    def begin(self) -> int:
-        """As `os.fork`."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests.fileno()
+        self._by: dict[int, _Reader] = {}  # by each of its descriptors
+        self._events = select.poll()
+        self._events.register(self._requests, select.POLLIN)
+
+    def begin(self, told: int) -> int:
+        """As `os.fork`; what is read is told there."""
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            for others in self._by:
+                os.close(others)
+            return child
+        with suppress(OSError):  # it has done so itself, or is gone
+            os.setpgid(child, child)
         try:
-            child = os.fork()
-            if child == 0:
-                os.setpgid(0, 0)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            else:
-                self._pids.add(child)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            reader = _Reader(child, os.pidfd_open(child), os.dup(told))
+        except OSError:
+            _end_group(child)
+            os.waitpid(child, 0)
+            raise
+        self._by |= {reader.alive: reader, reader.told: reader}
+        self._events.register(reader.alive, select.POLLIN)
+        self._events.register(reader.told, 0)  # that nobody listens is told unasked
         return child
+
+    def end_those_over(self) -> None:
+        """Until something is asked for."""
+        asked = False
+        while not asked:
+            for descriptor, _ in self._events.poll():
+                asked |= descriptor == self._requests
+                if descriptor in self._by:
+                    self._end(self._by[descriptor], has_ended=descriptor)
+
+    def _end(self, reader: _Reader, *, has_ended: int) -> None:
+        _end_group(reader.pid)
+        self._forget(reader.told)
+        if has_ended == reader.alive:
+            os.waitpid(reader.pid, 0)  # from here on its number may be given to another
+            self._forget(reader.alive)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._by.pop(descriptor, None) is not None:
+            self._events.unregister(descriptor)
+            os.close(descriptor)
 
     def end(self) -> NoReturn:
         """End all of them, and this process."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for pid in self._pids:
-            _end_group(pid)
+        for reader in self._by.values():
+            _end_group(reader.pid)
         os._exit(0)
-
-    def _reap(self) -> None:
-        """What a reader leaves behind ends with it."""
-        with suppress(ChildProcessError):  # there is none
-            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-                _end_group(ended.si_pid)  # before its number may be given to another
-                self._pids.discard(ended.si_pid)
-                os.waitpid(ended.si_pid, 0)
 
 
 def _end_group(pid: int) -> None:
@@ -113,7 +149,7 @@ def _fork(requests: socket.socket, request: bytes, told: Connection, readers: _R
         # file is looked at before its first block is asked for.
         if (reader := reader_of(file.path)) is not None and reader.blocks is not None:
             reader.blocks(Source(file.path, name, 0))
-        child = readers.begin()
+        child = readers.begin(told.fileno())
     except Exception as error:
         cause = f"this machine can't begin to read it ({type(error).__name__}: {error})"
         with suppress(OSError):  # nobody listens any more

@@ -100,6 +100,10 @@ TAKEN_OVER = """
                 time.sleep(60)
         yield Block("text", "x")
 
+    def linger(source):
+        os._exit = lambda _: time.sleep(600)
+        yield Block("text", "x")
+
     def meddle(source):
         at, fedd = str(source.path), os.getppid()
         notes = ctypes.create_string_buffer(b"user.x")
@@ -212,7 +216,7 @@ TAKEN_OVER = """
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (spy, slow, broken, one, leave, letter, half, orphan, meddle):
+    for act in (spy, slow, broken, one, leave, letter, half, orphan, linger, meddle):
         files.READERS["." + act.__name__] = Reader(blocks=act)
     for act in (names, wait, liar, many, gap, claims):
         files.READERS["." + act.__name__] = Reader(records=act)
@@ -342,10 +346,11 @@ def test_half_a_message_is_waited_for_no_longer_than_none(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_reader_begins_is_over_when_its_file_is(folder: Path) -> None:
-    (folder / "a.orphan").write_text("x")
+@pytest.mark.parametrize("stays", ["orphan", "linger"])
+def test_a_reader_and_what_it_begins_are_over_when_its_file_is(folder: Path, stays: str) -> None:
+    (folder / f"a.{stays}").write_text("x")
     with Boxes() as boxes:
-        items = boxes.read([Found(folder / "a.orphan", "a.orphan")])
+        items = boxes.read([Found(folder / f"a.{stays}", f"a.{stays}")])
         (document,) = items
         assert isinstance(document, Document)
         (forks,) = children_of(os.getpid())[:1]
