@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from os.path import normpath
 from typing import Final, cast
 
 from daemon.answering.generator import Citation
@@ -63,7 +64,7 @@ def parsed(
 def _other_folder(document_id: str, source: str, watched: Sequence[Folder]) -> Folder | None:
     """The watched folder in whose collection it would lie, though it is no file of that."""
     for folder in watched:
-        of_it = source.startswith(f"{folder.path}/")
+        of_it = normpath(source).startswith(f"{folder.path}/")  # "..": it only passes by there
         if document_id.startswith(f"{folder.name}/") and not of_it:
             return folder
     return None

@@ -35,7 +35,8 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 # files. To execute (bit 0) takes the right to read. Each is known from a version on.
 _FILES: Final = {1: 0x1FFE, 2: 0x3FFE, 3: 0x7FFE}
 _TCP: Final = 3  # to bind and to connect; version 4
-_OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; version 6
+_OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; from this version on:
+_SCOPED: Final = 6
 
 # A filter of system calls (seccomp(2)) is a program for the kernel's classic packet filter.
 _FILTER: Final = 2
@@ -71,6 +72,13 @@ _REFUSED: Final = (
 # What is refused where an argument, by its place, is something: on another process than this one,
 # or memory that is shared with nobody (mmap(2), MAP_SHARED and MAP_ANONYMOUS) or grows downwards.
 _OF_OTHERS: Final = ((302, 261), (203, 122))  # prlimit64, sched_setaffinity
+# What signals anybody but this process, which Landlock keeps within from version 6 on.
+_SIGNALS: Final = (
+    *((62, 129), (200, 130), (234, 131)),  # kill, tkill, tgkill
+    *((129, 138), (297, 240)),  # rt_sigqueueinfo, rt_tgsigqueueinfo
+    (424, 424),  # pidfd_send_signal: a descriptor is nobody's number, or chance
+)
+_FCNTL, _SET_OWNER = (72, 25), (8, 15)  # of a file, whom the kernel signals: F_SETOWN, _EX
 _MMAP: Final = (9, 222)
 _FLAGS_AT: Final = _ARGUMENTS_AT + 3 * 8
 _SHARED_AND_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
@@ -157,7 +165,7 @@ def _touch_nothing_but(readable: int) -> None:
     version = landlock_version()
     if version == 0:  # the other limits hold
         return
-    rights = [_FILES[min(version, 3)], _TCP, _OUTWARDS][: 1 + (version >= 4) + (version >= 6)]
+    rights = [_FILES[min(version, 3)], _TCP, _OUTWARDS][: 1 + (version >= 4) + (version >= _SCOPED)]
     handled = (ctypes.c_uint64 * len(rights))(*rights)
     rules = _LIBC.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
     if rules < 0:
@@ -188,6 +196,14 @@ def _call_nobody() -> None:
     for numbers in _OF_OTHERS:  # 0: this process
         steps += [(_JUMP_IF_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _ARGUMENTS_AT)]
         steps += [(_JUMP_IF_EQUAL, 0, 1, 0), let_it, refuse]
+    if landlock_version() < _SCOPED:
+        for numbers in _SIGNALS:
+            steps += [(_JUMP_IF_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _ARGUMENTS_AT)]
+            steps += [(_JUMP_IF_EQUAL, 0, 1, os.getpid()), let_it, refuse]
+        steps += [(_JUMP_IF_EQUAL, 0, 6, _FCNTL[column]), (_LOAD, 0, 0, _ARGUMENTS_AT + 8)]
+        for command in _SET_OWNER:
+            steps += [(_JUMP_IF_EQUAL, 0, 1, command), refuse]
+        steps += [let_it]
     steps += [(_JUMP_IF_EQUAL, 0, 8, _MMAP[column])]
     for unwanted in (_SHARED_AND_ANONYMOUS, _GROWS_DOWN):
         steps += [(_LOAD, 0, 0, _FLAGS_AT), (_AND, 0, 0, unwanted)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 BATCH_BYTES = 4 << 20
+BATCH_S = 5.0  # after which what was read is sent, for it to be kept whatever happens
 _ENDINGS_KEPT = 100
 _OF_A_PROBLEM = ("path", "line", "page", "cause")
 
@@ -134,7 +136,7 @@ async def _requests(
     answers: asyncio.Queue[IngestProgress],
     naming: Naming,
 ) -> AsyncIterator[IngestRequest]:
-    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow.
+    """Requests within their bounds, of about BATCH_BYTES or BATCH_S, read in a thread.
 
     Behind each batch the files that its documents are, where fedd keeps these.
     """
@@ -229,6 +231,7 @@ def _next_batch(
     from proto import bounds, control_pb2
 
     batch, problems, size = control_pb2.IngestRequest(replace=naming.replace), [], 0
+    until = time.monotonic() + BATCH_S
     most = bounds.of("IngestRequest", "documents").items.most  # as of pairs
     for item in items:
         if isinstance(item, Document):
@@ -249,6 +252,6 @@ def _next_batch(
         else:
             problems.append({name: getattr(item, name) for name in _OF_A_PROBLEM})
         told = (len(batch.documents), len(batch.pairs), len(batch.waiting))
-        if size >= BATCH_BYTES or most in told:
+        if size >= BATCH_BYTES or most in told or (any(told) and time.monotonic() > until):
             break
     return batch, problems

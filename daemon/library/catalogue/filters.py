@@ -75,10 +75,11 @@ def _conditions(filters: Filters) -> Iterator[_Condition]:
     if filters.collection:
         name = filters.collection.strip("/")
         yield _Condition(f"is in the collection {name!r}", _BELOW, (f"{name}/",), "id", (name,))
-    if words := name_words(filters.title):
-        yield _having("has the title", "title", words)
-    if words := name_words(filters.author):
-        yield _having("has the author", "author", words)
+    for kind, asked in (("title", filters.title), ("author", filters.author)):
+        if asked:
+            if not (words := name_words(asked)):
+                raise NothingFits(f"no word is in the {kind} {asked!r}\nName words that it has")
+            yield _having(f"has the {kind}", kind, words)
     if filters.since or filters.until:
         since, until = filters.since or _FIRST_DAY, filters.until or _LAST_DAY
         said = f"has a date from {since} to {until}"

@@ -345,16 +345,21 @@ def test_what_comes_from_elsewhere_is_not_put_where_a_folder_is_watched() -> Non
             ("contracts/lease.txt", "/home/ada/lease.txt"),
             ("contracts/lease.txt", "/srv/contracts/lease.txt"),
             ("contracts-2/lease.txt", "/home/ada/lease.txt"),
+            ("contracts/lease.txt", "/srv/contracts/../ada/lease.txt"),
         )
     ]
     taken, _, errors = parsed(control.IngestRequest(documents=documents), watched)
     assert [document.source for document in taken] == [
         *("/srv/contracts/lease.txt", "/home/ada/lease.txt")
     ]
-    assert errors == [
-        "document contracts/lease.txt: contracts is the collection of the watched folder "
-        "/srv/contracts: put it there, or give another --collection"
-    ]
+    assert (
+        errors
+        == [
+            "document contracts/lease.txt: contracts is the collection of the watched folder "
+            "/srv/contracts: put it there, or give another --collection"
+        ]
+        * 2
+    )
     pages = control.WaitingPages(
         document_id="contracts/scan.pdf", pages="1", source="/home/ada/scan.pdf"
     )

@@ -199,6 +199,17 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert max(sizes) < sending.BATCH_BYTES + (1 << 20)
 
 
+def test_what_was_read_a_while_ago_is_sent(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads for hours loses little where it is interrupted."""
+    monkeypatch.setattr(sending, "BATCH_S", 0.0)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("Locks keep the level of a canal.")
+    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 4
+    assert len([r for r in daemon.asked if isinstance(r, control.IngestRequest)]) == 4
+
+
 @pytest.mark.slow
 def test_a_batch_of_short_lines_is_within_its_bounds(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path

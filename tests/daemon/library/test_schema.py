@@ -20,7 +20,7 @@ from daemon.library.contents import IngestCounts
 from daemon.library.file_notes import UNFINISHED, Stamp
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Block, Document, Waiting, joined
-from daemon.library.schema import LibraryError
+from daemon.library.schema import LibraryError, explained, transaction
 from daemon.library.store import Library
 
 TEXT, SPANS = joined(
@@ -231,3 +231,16 @@ def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(LibraryError, match="format 99, this program reads 5: use the version"):
         Library.open(path)
+
+
+def test_a_full_disk_is_told_though_sqlite_has_rolled_back_already(tmp_path: Path) -> None:
+    """As it does by itself where it can't go on; who reads of damage would move the file away."""
+    path = tmp_path / "library.sqlite3"
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as database,
+        pytest.raises(LibraryError, match="disk is full: free space on that disk"),
+        explained(path),
+        transaction(database),
+    ):
+        database.execute("ROLLBACK")
+        raise sqlite3.OperationalError("database or disk is full")

@@ -87,6 +87,8 @@ def test_who_asks_for_nothing_gets_all(library: Library) -> None:
          "3 documents say a date, from 2019-05-31 to 2020-06-15"),
         (Filters(collection="contract"), "in the collection 'contract'", "'contracts'"),
         (Filters("contracts/lif!"), "begins with 'contracts/lif!'", "'contracts'"),
+        (Filters(title="..."), "no word is in the title '...'", "Name words that it has"),
+        (Filters(author=" * "), "no word is in the author ' * '", "Name words that it has"),
         (Filters(title="lamp", tags=("wet",)), "no document here fits all that is asked for",
          "1 has the title 'lamp'; 2 has the tag 'wet'"),
     ],
