@@ -31,6 +31,14 @@ _NOTES = (
     " FROM file f WHERE f.collection = ?"
 )
 
+# Records by whose ids two files go, each with the other one.
+_NAMESAKES = (
+    "SELECT mine.document_id, other.collection, other.path FROM file_document mine"
+    " JOIN file_document other ON other.document_id = mine.document_id"
+    " AND (other.collection, other.path) != (mine.collection, mine.path) AND other.current"
+    " WHERE mine.collection = ?1 AND mine.path = ?2"
+)
+
 
 @dataclass(frozen=True)
 class Stamp:
@@ -177,7 +185,7 @@ class FileNotes:
         )
         if part.note is None:
             return []
-        self._note(key, part.note)
+        self._note(key, self._with_namesake(key, part.note))
         rows = self._db.execute(
             "SELECT document_id, current FROM file_document WHERE collection = ? AND path = ?", key
         ).fetchall()
@@ -189,6 +197,18 @@ class FileNotes:
             "DELETE FROM file_document WHERE collection = ? AND path = ? AND current = 0", key
         )
         return [one for one, current in rows if not current]
+
+    def _with_namesake(self, key: tuple[str, bytes], note: FileNote) -> FileNote:
+        """Says of a record whose id another file has, too, that one of them stands."""
+        other = self._db.execute(_NAMESAKES + " AND mine.current LIMIT 1", key).fetchone()
+        if other is None or note.refused:
+            return note
+        document_id, _, path = other
+        return replace(
+            note,
+            refused=f"{document_id} is in {os.fsdecode(path)}, too, and what was read last "
+            "stands: give one of them another id",
+        )
 
     def _note(self, key: tuple[str, bytes], note: FileNote) -> None:
         stamp = note.stamp
@@ -206,7 +226,12 @@ class FileNotes:
         )
 
     def forget(self, collection: str, names: Sequence[str]) -> None:
-        """Drop the notes of these files."""
+        """Drop the notes of these files; what they had in the place of others is read again."""
+        for name in names:
+            for _, *other in self._db.execute(
+                _NAMESAKES, (collection, os.fsencode(name))
+            ).fetchall():
+                self._note((other[0], other[1]), FileNote(UNFINISHED, b""))
         self._db.executemany(
             "DELETE FROM file WHERE collection = ? AND path = ?",
             [(collection, os.fsencode(name)) for name in names],

@@ -377,6 +377,19 @@ def test_a_document_that_moves_to_another_file_stays(site: Site) -> None:
     assert set(site.texts()) == {"contracts/x"}, "the other file has it, too"
 
 
+def test_of_two_records_of_one_id_the_other_is_back_when_one_goes(site: Site) -> None:
+    for name in ("a", "b"):
+        site.write(f"{name}.jsonl", json.dumps({"id": "x", "title": "", "text": f"Of {name}."}))
+        site.look()
+    assert site.texts() == {"contracts/x": "Of b."}
+    assert site.refused()["b.jsonl"].startswith("contracts/x is in a.jsonl, too")
+    (site.folder.path / "b.jsonl").unlink()
+    site.look()
+    site.look()
+    assert site.texts() == {"contracts/x": "Of a."}, "the text goes with its file"
+    assert not site.refused()
+
+
 def test_a_link_put_in_a_files_place_is_not_followed(site: Site, tmp_path: Path) -> None:
     """Between the look and the reading, too: the look has seen a file there."""
     (tmp_path / "secret").mkdir()
