@@ -178,6 +178,21 @@ def our_fault(error: Exception) -> CommandError:
     )
 
 
+def barred(error: Exception) -> CommandError | None:
+    """What the system said of a path, which a person named: no defect of ours; None: not that.
+
+    Where a file of ours is missing, it is one.
+    """
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return None
+    if error.filename is None:
+        return None
+    return CommandError(
+        f"cannot open {error.filename}: {error.strerror}",
+        "Name a path that you may read and write, or run it as the user who may",
+    )
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
