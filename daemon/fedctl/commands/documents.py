@@ -123,14 +123,15 @@ def documents_export(
         Path | None,
         typer.Option(metavar="FILE", help="A .jsonl or .jsonl.gz that only you may read."),
     ] = None,
+    force: Force = False,
 ) -> Exit:
     """Write documents, what is known of them, and the pairs that name them, as JSON lines.
 
     `fedctl ingest` reads them: at an empty site they become the same documents and pairs. Without
-    --out they go to standard output. FILE appears when it is whole, in the place of one that was
-    there. Of documents that an older fedd stored, headings are missing until they are ingested
-    again. Files that are kept are not in it (`fedctl documents original`). Ids that no document
-    has are told at the end (exit code 3; 2 if it is all of them).
+    --out they go to standard output. FILE appears when it is whole, with --force in the place of
+    one that was there. Of documents that an older fedd stored, headings are missing until they are
+    ingested again. Files that are kept are not in it (`fedctl documents original`). Ids that no
+    document has are told at the end (exit code 3; 2 if it is all of them).
     """
     begins = _begins(below, collection, documents or [], "to be exported")
     if session.json and out is None:
@@ -139,9 +140,9 @@ def documents_export(
             "Name a file with --out",
             exit_code=Exit.USAGE,
         )
-    place = None if out is None else checked_place(out)
+    place = None if out is None else checked_place(out, replace=force)
     try:
-        exported = run(_exported(session, begins, documents or [], place))
+        exported = run(_exported(session, begins, documents or [], place, replace=force))
     except KeyboardInterrupt:
         left = "what is written is not all of it" if out is None else f"{out} is as it was before"
         raise CommandError(f"interrupted; {left}", exit_code=Exit.INTERRUPTED) from None
@@ -407,7 +408,9 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     return whole
 
 
-async def _exported(session: Session, begins: str, ids: list[str], place: Path | None) -> Exported:
+async def _exported(
+    session: Session, begins: str, ids: list[str], place: Path | None, *, replace: bool
+) -> Exported:
     from proto.control_pb2 import ExportDocumentsRequest
 
     request = ExportDocumentsRequest(begins=begins, ids=ids)
@@ -418,7 +421,7 @@ async def _exported(session: Session, begins: str, ids: list[str], place: Path |
             size = byte_count(so_far.bytes)
             now_at(f"{so_far.documents}{of} documents, {so_far.pairs} pairs, {size}")
 
-        with opened(place) as write:
+        with opened(place, replace=replace) as write:
             exported = await receive(daemon, request, write, watch)
             if not exported.documents:  # and no empty file takes another's place
                 raise CommandError(
