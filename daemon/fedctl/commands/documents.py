@@ -20,6 +20,7 @@ from daemon.fedctl.terminal.output import (
     byte_count,
     columns,
     confirm,
+    in_line,
     plain_text,
     remarks,
     visible,
@@ -287,7 +288,7 @@ def _none_here(ids: Sequence[str]) -> CommandError:
 def _some(ids: Sequence[str]) -> str:
     """The first of them by name."""
     more = [f"and {len(ids) - _NAMED} more"] if len(ids) > _NAMED else []
-    return ", ".join([*map(visible, ids[:_NAMED]), *more])
+    return ", ".join([*map(in_line, ids[:_NAMED]), *more])
 
 
 # ---- the daemon -------------------------------------------------------------------
@@ -444,12 +445,12 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
     names = ("document", "title", "author", "date", "language", "tags", "split", ">passages")
     rows = [
         (
-            visible(one.id),
-            visible(one.title),
-            visible(one.author),
+            in_line(one.id),
+            in_line(one.title),
+            in_line(one.author),
             one.date,
             one.language,
-            visible(", ".join(one.tags)),
+            in_line(", ".join(one.tags)),
             one.split or "train",
             str(one.passages),
         )
@@ -471,11 +472,11 @@ def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
         console.print("no document has pages that wait for OCR")
         return
     table = columns("document", "pages", "then")
-    table.columns[0].min_width = max(len(visible(one.id)) for one in reply.documents)
+    table.columns[0].min_width = max(len(in_line(one.id)) for one in reply.documents)
     for one in reply.documents:
         by_itself = "is read again by itself" if one.read_again else "ingest it again"
-        then = f"OCR failed ({visible(one.cause)}): {by_itself}" if one.cause else by_itself
-        table.add_row(*map(plain_text, (visible(one.id), visible(one.pages), then)))
+        then = f"OCR failed ({in_line(one.cause)}): {by_itself}" if one.cause else by_itself
+        table.add_row(*map(plain_text, (in_line(one.id), in_line(one.pages), then)))
     console.print(table)
     remedy = "an engine is installed now" if reply.engine_here else INSTALL_OCR
     console.print(remedy[0].upper() + remedy[1:] + ".", soft_wrap=True)
@@ -483,18 +484,18 @@ def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
 
 def _show(console: Console, reply: ShowDocumentReply) -> None:
     about = reply.document
-    console.print(plain_text(visible(about.title or about.id)), style="bold", soft_wrap=True)
+    console.print(plain_text(in_line(about.title or about.id)), style="bold", soft_wrap=True)
     split = about.split or "train"
-    line = f"{visible(about.id)}: {about.passages} passages, split {split}"
+    line = f"{in_line(about.id)}: {about.passages} passages, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
     if reply.waiting:
-        waits = f"pages that wait for OCR: {visible(reply.waiting)}"
+        waits = f"pages that wait for OCR: {in_line(reply.waiting)}"
         console.print(plain_text(waits), style="yellow", soft_wrap=True)
     if reply.original_bytes:
         kept = f"its file is kept: {byte_count(reply.original_bytes)}"
         console.print(plain_text(kept), style="dim", soft_wrap=True)
     for name, said in _known_of(about):
-        console.print(plain_text(f"{name}: {visible(said)}"), style="dim", soft_wrap=True)
+        console.print(plain_text(f"{name}: {in_line(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
         console.print()
         above = [f"page {passage.page}"] if passage.page else []
@@ -529,8 +530,8 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
         at = datetime.fromtimestamp(one.looked_unix_ms / 1000, UTC)
         looked = f"{at:%Y-%m-%d %H:%M:%S} UTC" if one.looked_unix_ms else "none yet"
         table.add_row(
-            plain_text(visible(one.name)),
-            plain_text(visible(one.path)),
+            plain_text(in_line(one.name)),
+            plain_text(in_line(one.path)),
             str(one.files),
             str(one.waiting),
             str(one.refused),
@@ -539,13 +540,13 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
     console.print(table)
     for one in reply.folders:
         if one.trouble:
-            line = f"{visible(one.name)}: {visible(one.trouble)}"
+            line = f"{in_line(one.name)}: {in_line(one.trouble)}"
             console.print(plain_text(line), style="yellow", soft_wrap=True)
         for file in one.not_read:
-            line = f"{visible(one.name)}/{visible(file.path)}: {visible(file.cause)}"
+            line = f"{in_line(one.name)}/{in_line(file.path)}: {in_line(file.cause)}"
             console.print(plain_text(line), soft_wrap=True)
         if (more := one.refused - len(one.not_read)) > 0:
-            console.print(f"and {more} more in {visible(one.name)}", soft_wrap=True)
+            console.print(f"and {more} more in {in_line(one.name)}", soft_wrap=True)
 
 
 def _show_written(console: Console, size: int, place: Path) -> None:

@@ -19,6 +19,7 @@ from daemon.fedctl.terminal.output import (
     as_plain,
     byte_count,
     duration,
+    in_line,
     plain_text,
     remarks,
     short,
@@ -207,7 +208,7 @@ def _waiting(ingested: Ingested) -> str:
 
     count, first = len(ingested.waiting), ingested.waiting[0]
     what = "1 document has" if count == 1 else f"{count} documents have"
-    which = f"{visible(first['document'])}: {visible(first['pages'])}"
+    which = f"{in_line(first['document'])}: {in_line(first['pages'])}"
     return (
         f"{what} pages that wait for OCR ({'' if count == 1 else 'the first '}{which}): "
         f"{INSTALL_OCR}; `fedctl documents list --waiting` shows what is read again then"
@@ -220,7 +221,7 @@ def _problem_line(problem: dict[str, Any]) -> str:
         place += f", page {problem['page']}"
     if problem["line"]:
         place += f":{problem['line']}"
-    return visible(f"{place}: {problem['cause']}" if place else problem["cause"])
+    return in_line(f"{place}: {problem['cause']}" if place else problem["cause"])
 
 
 def _pairs(ingested: Ingested) -> str:
@@ -439,7 +440,7 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
         page = f", page {passage.page}" if passage.page else ""
-        head = f"{number}. {title} ({visible(passage.document_id)}{page})"
+        head = f"{number}. {title} ({in_line(passage.document_id)}{page})"
         console.print(plain_text(head), style="bold", soft_wrap=True)
         if passage.HasField("explanation"):
             for line in _explained(passage):

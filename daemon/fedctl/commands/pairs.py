@@ -15,6 +15,7 @@ from daemon.fedctl.terminal.output import (
     as_plain,
     columns,
     duration,
+    in_line,
     plain_text,
 )
 
@@ -198,7 +199,9 @@ def _show(console: Console, reply: MadePairsReply) -> None:
         for text, document in zip(example.texts, example.documents, strict=True):
             words = " ".join(text.split())
             cut = words[:_TEXT_SHOWN] + ("…" if len(words) > _TEXT_SHOWN else "")
-            console.print(plain_text(f"    {document}: {cut}"), soft_wrap=True, style="dim")
+            console.print(
+                plain_text(f"    {in_line(document)}: {cut}"), soft_wrap=True, style="dim"
+            )
     if reply.examples:
         console.print()
     console.print(f"{reply.supplied} training pairs were ingested.")

@@ -274,6 +274,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def in_line(text: str) -> str:
+    """Likewise where it has one line, as an id in a table: a break in it would draw another row."""
+    return visible(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
+
+
 def plain_text(value: str) -> Any:
     """A cell with foreign text in it: no markup is read from it, no control character kept."""
     from rich.text import Text
@@ -286,7 +291,7 @@ def also_in(copies: Copies, console: Console) -> None:
     if not copies.count:
         return
     told = [
-        visible(one.document_id) + (f", page {one.page}" if one.page else "")
+        in_line(one.document_id) + (f", page {one.page}" if one.page else "")
         for one in copies.first
     ]
     more = [f"and {copies.count - len(told)} more"] if copies.count > len(told) else []
