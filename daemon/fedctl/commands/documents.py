@@ -20,6 +20,7 @@ from daemon.fedctl.terminal.output import (
     byte_count,
     columns,
     confirm,
+    counted,
     in_line,
     plain_text,
     remarks,
@@ -147,7 +148,9 @@ def documents_export(
     except KeyboardInterrupt:
         left = "what is written is not all of it" if out is None else f"{out} is as it was before"
         raise CommandError(f"interrupted; {left}", exit_code=Exit.INTERRUPTED) from None
-    told = f"{exported.documents} documents and {exported.pairs} pairs exported"
+    told = (
+        f"{counted(exported.documents, 'document')} and {counted(exported.pairs, 'pair')} exported"
+    )
     told += f", {byte_count(exported.bytes)}" + (f", to {out}" if out else "")
     if session.json:
         write_json({name: told for name, told in vars(exported).items() if name != "total"})
@@ -267,13 +270,12 @@ def _begins(
 def _to_be_removed(session: Session, named: list[str], ids: int) -> str:
     """How many documents, and which of the few that are named are not here."""
     if not named or ids > _LOOKED_UP:
-        most = "up to " if named else ""
-        return "1 document" if ids == 1 else f"{most}{ids} documents"
+        most = "up to " if named and ids > 1 else ""
+        return most + counted(ids, "document")
     unknown = run(_unknown(session, named))
     if len(unknown) == ids:
         raise _none_here(unknown)
-    count = ids - len(unknown)
-    said = "1 document" if count == 1 else f"{count} documents"
+    said = counted(ids - len(unknown), "document")
     return f"{said} ({_some(unknown)}: not here)" if unknown else said
 
 
@@ -393,7 +395,8 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     whole = RemoveDocumentsProgress()
     async with connected(socket_path(session)) as daemon, remarks(session, spinner=True) as now_at:
         for first in range(0, len(ids), _A_REQUEST):
-            now_at(f"removed {whole.documents} of {len(ids)} documents; waits for training, if any")
+            of = counted(len(ids), "document")
+            now_at(f"removed {whole.documents} of {of}; waits for training, if any")
             last = RemoveDocumentsProgress()
             request = RemoveDocumentsRequest(ids=ids[first : first + _A_REQUEST])
             async for step in daemon.RemoveDocuments(request):
@@ -486,7 +489,7 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
     about = reply.document
     console.print(plain_text(in_line(about.title or about.id)), style="bold", soft_wrap=True)
     split = about.split or "train"
-    line = f"{in_line(about.id)}: {about.passages} passages, split {split}"
+    line = f"{in_line(about.id)}: {counted(about.passages, 'passage')}, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
     if reply.waiting:
         waits = f"pages that wait for OCR: {in_line(reply.waiting)}"
@@ -556,8 +559,9 @@ def _show_written(console: Console, size: int, place: Path) -> None:
 def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:
     console.print(
         plain_text(
-            f"{removed.documents} documents removed, {removed.passages} passages, "
-            f"{removed.pairs} pairs that only they answered\n"
+            f"{counted(removed.documents, 'document')} removed, "
+            f"{counted(removed.passages, 'passage')}, {counted(removed.pairs, 'pair')} "
+            "that only they answered\n"
             "What a model version has learned of them stays in it. Backups, and what was ingested "
             "from, are yours to clear."
         ),

@@ -245,6 +245,11 @@ def byte_count(count: int) -> str:
     return f"{size / 1024:.1f} TiB"
 
 
+def counted(count: int, one: str) -> str:
+    """So many of what is called ``one``: ``1 document``, ``2 documents``."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+
+
 def duration(seconds: float) -> str:
     """A time span for people: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``3 h 20 min``, ``12 d``."""
     if seconds < 1:

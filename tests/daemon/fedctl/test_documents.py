@@ -116,7 +116,7 @@ def test_what_waits_for_ocr_is_listed_with_what_becomes_of_it(
 
 def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("documents", "remove", "rules.md", "--yes").out
-    assert "1 documents removed, 2 passages, 1 pairs" in out
+    assert "1 document removed, 2 passages, 1 pair that" in out
     assert "What a model version has learned of them stays in it." in out
     assert daemon.documents == {"manuals/lift.txt", "manuals/lock.txt"}
 

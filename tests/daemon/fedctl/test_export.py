@@ -41,7 +41,7 @@ def test_a_file_is_what_ingest_reads(fedctl: Fedctl, daemon: CannedDaemon, file:
     finally:
         os.umask(old)
     assert (ran.code, ran.out) == (0, ""), ran.err
-    assert "3 documents and 1 pairs exported" in ran.err
+    assert "3 documents and 1 pair exported" in ran.err
     assert mode(file) == 0o600
     first, _, last, pair = read(file)
     assert (vars(first)["id"], vars(last)["id"]) == ("manuals/lift.txt", "rules.md")
