@@ -122,6 +122,7 @@ class Bounds(_message.Message):
     ANY_FIELD_NUMBER: _builtins.int
     OPTIONAL_FIELD_NUMBER: _builtins.int
     PATTERN_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     WORD_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
@@ -148,6 +149,8 @@ class Bounds(_message.Message):
     """may be absent; of a kind: may be empty"""
     pattern: _builtins.str
     """that a text matches as a whole"""
+    words: _builtins.str
+    """what people are told of the pattern, in its place"""
     without: _builtins.str
     """of messages: this field of theirs is left empty"""
     foreign: _builtins.bool
@@ -179,6 +182,7 @@ class Bounds(_message.Message):
         any: _builtins.bool = ...,
         optional: _builtins.bool = ...,
         pattern: _builtins.str = ...,
+        words: _builtins.str = ...,
         choice: _abc.Iterable[_builtins.float] | None = ...,
         word: _abc.Iterable[_builtins.str] | None = ...,
         items: Global___Items | None = ...,
@@ -188,7 +192,7 @@ class Bounds(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "items", b"items", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "foreign", b"foreign", "held_by", b"held_by", "items", b"items", "kind", b"kind", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "foreign", b"foreign", "held_by", b"held_by", "items", b"items", "kind", b"kind", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__above: _TypeAlias = _typing.Literal["above"]  # noqa: Y015
     _WhichOneofArgType__above: _TypeAlias = _typing.Literal["_above", b"_above"]  # noqa: Y015

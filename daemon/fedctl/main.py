@@ -35,7 +35,14 @@ from daemon.fedctl.commands import (
 )
 from daemon.fedctl.demo import run
 from daemon.fedctl.terminal.options import command
-from daemon.fedctl.terminal.output import CommandError, Exit, Session, complain, our_fault
+from daemon.fedctl.terminal.output import (
+    CommandError,
+    Exit,
+    Session,
+    barred,
+    complain,
+    our_fault,
+)
 
 # By kinds of error of pydantic's, which typer checks values with.
 _MUST_BE = {
@@ -98,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = Exit.INTERRUPTED
     except Exception as error:
-        return complain(our_fault(error), as_json=as_json)
+        return complain(barred(error) or our_fault(error), as_json=as_json)
     if code == Exit.INTERRUPTED:
         interrupted = CommandError("interrupted", exit_code=Exit.INTERRUPTED)
         return complain(interrupted, as_json=as_json)

@@ -99,7 +99,7 @@ def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:
     if field.enum_type is not None:
         return one_of(*bounds.names_of(field.enum_type))
     if said.pattern:
-        return matching(f"({said.pattern})?" if said.optional else said.pattern)
+        return matching(f"({said.pattern})?" if said.optional else said.pattern, said.words)
     if not said.HasField("most"):
         raise TypeError(f"{field.full_name} has no bounds: say them as its option")
     low, high = said.above if said.HasField("above") else said.least, said.most
@@ -185,13 +185,13 @@ def foreign_text(low: int, high: int) -> Rule:
     return rule
 
 
-def matching(pattern: str) -> Rule:
-    """A text that matches as a whole."""
+def matching(pattern: str, words: str = "") -> Rule:
+    """A text that matches as a whole; ``words``: what is said of the pattern."""
     compiled = re.compile(pattern)
 
     def rule(path: str, value: str) -> None:
         if not compiled.fullmatch(value):
-            raise refuse(path, shown(value), pattern)
+            raise refuse(path, shown(value), words or pattern)
 
     return rule
 

@@ -32,6 +32,7 @@ from daemon.fedctl.terminal.output import (
     columns,
     confirm,
     duration,
+    in_line,
     plain_text,
     short,
     visible,
@@ -329,9 +330,8 @@ def _row(entry: dict[str, Any]) -> Iterator[RenderableType]:
     yield str(entry["seq"])
     for name in ("time", "actor", "action", "outcome"):
         yield plain_text(entry[name])
-    yield plain_text(
-        ", ".join(f"{name} {_value(value)}" for name, value in entry["objects"].items())
-    )
+    objects = ", ".join(f"{name} {_value(value)}" for name, value in entry["objects"].items())
+    yield plain_text(in_line(objects))
 
 
 def _value(value: object) -> str:

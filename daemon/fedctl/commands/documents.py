@@ -20,6 +20,8 @@ from daemon.fedctl.terminal.output import (
     byte_count,
     columns,
     confirm,
+    counted,
+    in_line,
     plain_text,
     remarks,
     visible,
@@ -123,14 +125,15 @@ def documents_export(
         Path | None,
         typer.Option(metavar="FILE", help="A .jsonl or .jsonl.gz that only you may read."),
     ] = None,
+    force: Force = False,
 ) -> Exit:
     """Write documents, what is known of them, and the pairs that name them, as JSON lines.
 
     `fedctl ingest` reads them: at an empty site they become the same documents and pairs. Without
-    --out they go to standard output. FILE appears when it is whole, in the place of one that was
-    there. Of documents that an older fedd stored, headings are missing until they are ingested
-    again. Files that are kept are not in it (`fedctl documents original`). Ids that no document
-    has are told at the end (exit code 3; 2 if it is all of them).
+    --out they go to standard output. FILE appears when it is whole, with --force in the place of
+    one that was there. Of documents that an older fedd stored, headings are missing until they are
+    ingested again. Files that are kept are not in it (`fedctl documents original`). Ids that no
+    document has are told at the end (exit code 3; 2 if it is all of them).
     """
     begins = _begins(below, collection, documents or [], "to be exported")
     if session.json and out is None:
@@ -139,13 +142,15 @@ def documents_export(
             "Name a file with --out",
             exit_code=Exit.USAGE,
         )
-    place = None if out is None else checked_place(out)
+    place = None if out is None else checked_place(out, replace=force)
     try:
-        exported = run(_exported(session, begins, documents or [], place))
+        exported = run(_exported(session, begins, documents or [], place, replace=force))
     except KeyboardInterrupt:
         left = "what is written is not all of it" if out is None else f"{out} is as it was before"
         raise CommandError(f"interrupted; {left}", exit_code=Exit.INTERRUPTED) from None
-    told = f"{exported.documents} documents and {exported.pairs} pairs exported"
+    told = (
+        f"{counted(exported.documents, 'document')} and {counted(exported.pairs, 'pair')} exported"
+    )
     told += f", {byte_count(exported.bytes)}" + (f", to {out}" if out else "")
     if session.json:
         write_json({name: told for name, told in vars(exported).items() if name != "total"})
@@ -265,13 +270,12 @@ def _begins(
 def _to_be_removed(session: Session, named: list[str], ids: int) -> str:
     """How many documents, and which of the few that are named are not here."""
     if not named or ids > _LOOKED_UP:
-        most = "up to " if named else ""
-        return "1 document" if ids == 1 else f"{most}{ids} documents"
+        most = "up to " if named and ids > 1 else ""
+        return most + counted(ids, "document")
     unknown = run(_unknown(session, named))
     if len(unknown) == ids:
         raise _none_here(unknown)
-    count = ids - len(unknown)
-    said = "1 document" if count == 1 else f"{count} documents"
+    said = counted(ids - len(unknown), "document")
     return f"{said} ({_some(unknown)}: not here)" if unknown else said
 
 
@@ -286,7 +290,7 @@ def _none_here(ids: Sequence[str]) -> CommandError:
 def _some(ids: Sequence[str]) -> str:
     """The first of them by name."""
     more = [f"and {len(ids) - _NAMED} more"] if len(ids) > _NAMED else []
-    return ", ".join([*map(visible, ids[:_NAMED]), *more])
+    return ", ".join([*map(in_line, ids[:_NAMED]), *more])
 
 
 # ---- the daemon -------------------------------------------------------------------
@@ -391,7 +395,8 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     whole = RemoveDocumentsProgress()
     async with connected(socket_path(session)) as daemon, remarks(session, spinner=True) as now_at:
         for first in range(0, len(ids), _A_REQUEST):
-            now_at(f"removed {whole.documents} of {len(ids)} documents; waits for training, if any")
+            of = counted(len(ids), "document")
+            now_at(f"removed {whole.documents} of {of}; waits for training, if any")
             last = RemoveDocumentsProgress()
             request = RemoveDocumentsRequest(ids=ids[first : first + _A_REQUEST])
             async for step in daemon.RemoveDocuments(request):
@@ -407,7 +412,9 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     return whole
 
 
-async def _exported(session: Session, begins: str, ids: list[str], place: Path | None) -> Exported:
+async def _exported(
+    session: Session, begins: str, ids: list[str], place: Path | None, *, replace: bool
+) -> Exported:
     from proto.control_pb2 import ExportDocumentsRequest
 
     request = ExportDocumentsRequest(begins=begins, ids=ids)
@@ -418,7 +425,7 @@ async def _exported(session: Session, begins: str, ids: list[str], place: Path |
             size = byte_count(so_far.bytes)
             now_at(f"{so_far.documents}{of} documents, {so_far.pairs} pairs, {size}")
 
-        with opened(place) as write:
+        with opened(place, replace=replace) as write:
             exported = await receive(daemon, request, write, watch)
             if not exported.documents:  # and no empty file takes another's place
                 raise CommandError(
@@ -441,12 +448,12 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
     names = ("document", "title", "author", "date", "language", "tags", "split", ">passages")
     rows = [
         (
-            visible(one.id),
-            visible(one.title),
-            visible(one.author),
+            in_line(one.id),
+            in_line(one.title),
+            in_line(one.author),
             one.date,
             one.language,
-            visible(", ".join(one.tags)),
+            in_line(", ".join(one.tags)),
             one.split or "train",
             str(one.passages),
         )
@@ -468,11 +475,11 @@ def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
         console.print("no document has pages that wait for OCR")
         return
     table = columns("document", "pages", "then")
-    table.columns[0].min_width = max(len(visible(one.id)) for one in reply.documents)
+    table.columns[0].min_width = max(len(in_line(one.id)) for one in reply.documents)
     for one in reply.documents:
         by_itself = "is read again by itself" if one.read_again else "ingest it again"
-        then = f"OCR failed ({visible(one.cause)}): {by_itself}" if one.cause else by_itself
-        table.add_row(*map(plain_text, (visible(one.id), visible(one.pages), then)))
+        then = f"OCR failed ({in_line(one.cause)}): {by_itself}" if one.cause else by_itself
+        table.add_row(*map(plain_text, (in_line(one.id), in_line(one.pages), then)))
     console.print(table)
     remedy = "an engine is installed now" if reply.engine_here else INSTALL_OCR
     console.print(remedy[0].upper() + remedy[1:] + ".", soft_wrap=True)
@@ -480,18 +487,18 @@ def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
 
 def _show(console: Console, reply: ShowDocumentReply) -> None:
     about = reply.document
-    console.print(plain_text(visible(about.title or about.id)), style="bold", soft_wrap=True)
+    console.print(plain_text(in_line(about.title or about.id)), style="bold", soft_wrap=True)
     split = about.split or "train"
-    line = f"{visible(about.id)}: {about.passages} passages, split {split}"
+    line = f"{in_line(about.id)}: {counted(about.passages, 'passage')}, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
     if reply.waiting:
-        waits = f"pages that wait for OCR: {visible(reply.waiting)}"
+        waits = f"pages that wait for OCR: {in_line(reply.waiting)}"
         console.print(plain_text(waits), style="yellow", soft_wrap=True)
     if reply.original_bytes:
         kept = f"its file is kept: {byte_count(reply.original_bytes)}"
         console.print(plain_text(kept), style="dim", soft_wrap=True)
     for name, said in _known_of(about):
-        console.print(plain_text(f"{name}: {visible(said)}"), style="dim", soft_wrap=True)
+        console.print(plain_text(f"{name}: {in_line(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
         console.print()
         above = [f"page {passage.page}"] if passage.page else []
@@ -526,8 +533,8 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
         at = datetime.fromtimestamp(one.looked_unix_ms / 1000, UTC)
         looked = f"{at:%Y-%m-%d %H:%M:%S} UTC" if one.looked_unix_ms else "none yet"
         table.add_row(
-            plain_text(visible(one.name)),
-            plain_text(visible(one.path)),
+            plain_text(in_line(one.name)),
+            plain_text(in_line(one.path)),
             str(one.files),
             str(one.waiting),
             str(one.refused),
@@ -536,13 +543,13 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
     console.print(table)
     for one in reply.folders:
         if one.trouble:
-            line = f"{visible(one.name)}: {visible(one.trouble)}"
+            line = f"{in_line(one.name)}: {in_line(one.trouble)}"
             console.print(plain_text(line), style="yellow", soft_wrap=True)
         for file in one.not_read:
-            line = f"{visible(one.name)}/{visible(file.path)}: {visible(file.cause)}"
+            line = f"{in_line(one.name)}/{in_line(file.path)}: {in_line(file.cause)}"
             console.print(plain_text(line), soft_wrap=True)
         if (more := one.refused - len(one.not_read)) > 0:
-            console.print(f"and {more} more in {visible(one.name)}", soft_wrap=True)
+            console.print(f"and {more} more in {in_line(one.name)}", soft_wrap=True)
 
 
 def _show_written(console: Console, size: int, place: Path) -> None:
@@ -552,8 +559,9 @@ def _show_written(console: Console, size: int, place: Path) -> None:
 def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:
     console.print(
         plain_text(
-            f"{removed.documents} documents removed, {removed.passages} passages, "
-            f"{removed.pairs} pairs that only they answered\n"
+            f"{counted(removed.documents, 'document')} removed, "
+            f"{counted(removed.passages, 'passage')}, {counted(removed.pairs, 'pair')} "
+            "that only they answered\n"
             "What a model version has learned of them stays in it. Backups, and what was ingested "
             "from, are yours to clear."
         ),

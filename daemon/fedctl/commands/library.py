@@ -18,7 +18,9 @@ from daemon.fedctl.terminal.output import (
     also_in,
     as_plain,
     byte_count,
+    counted,
     duration,
+    in_line,
     plain_text,
     remarks,
     short,
@@ -145,7 +147,7 @@ def _look(path: Path) -> None:
 def _interrupted(ingested: Ingested) -> CommandError:
     """What the daemon had told by then; it may have stored one batch more."""
     stored = ingested.documents_new + ingested.documents_changed
-    what = "1 document is" if stored == 1 else f"{stored} documents are"
+    what = f"{counted(stored, 'document')} {'is' if stored == 1 else 'are'}"
     return CommandError(
         f"interrupted; {what} stored ({ingested.documents_new} new, {ingested.documents_changed} "
         "changed; perhaps also what was on its way), and the daemon embeds what is by itself",
@@ -206,8 +208,8 @@ def _waiting(ingested: Ingested) -> str:
     from daemon.library.readers.documents import INSTALL_OCR
 
     count, first = len(ingested.waiting), ingested.waiting[0]
-    what = "1 document has" if count == 1 else f"{count} documents have"
-    which = f"{visible(first['document'])}: {visible(first['pages'])}"
+    what = f"{counted(count, 'document')} {'has' if count == 1 else 'have'}"
+    which = f"{in_line(first['document'])}: {in_line(first['pages'])}"
     return (
         f"{what} pages that wait for OCR ({'' if count == 1 else 'the first '}{which}): "
         f"{INSTALL_OCR}; `fedctl documents list --waiting` shows what is read again then"
@@ -220,16 +222,16 @@ def _problem_line(problem: dict[str, Any]) -> str:
         place += f", page {problem['page']}"
     if problem["line"]:
         place += f":{problem['line']}"
-    return visible(f"{place}: {problem['cause']}" if place else problem["cause"])
+    return in_line(f"{place}: {problem['cause']}" if place else problem["cause"])
 
 
 def _pairs(ingested: Ingested) -> str:
     """How many pairs there were, and which of them are of no use and why."""
     lost, again = ingested.pairs - ingested.pairs_usable, ingested.pairs_repeated
-    said = f"{ingested.pairs} pairs"
+    said = counted(ingested.pairs, "pair")
     if again:
         said = (
-            f"{ingested.pairs + again} pairs read, {ingested.pairs} kept ({again} "
+            f"{counted(ingested.pairs + again, 'pair')} read, {ingested.pairs} kept ({again} "
             f"{'repeats' if again == 1 else 'repeat'} another's question and documents)"
         )
     if not lost:
@@ -247,7 +249,7 @@ def _show(console: Console, ingested: Ingested) -> None:
     console.print(
         f"At site {ingested.site}: documents: {ingested.documents_new} new, "
         f"{ingested.documents_changed} changed, {ingested.documents_unchanged} unchanged; "
-        f"{ingested.passages_embedded} passages embedded; {_pairs(ingested)}.",
+        f"{counted(ingested.passages_embedded, 'passage')} embedded; {_pairs(ingested)}.",
         markup=False,
         soft_wrap=True,
     )
@@ -255,7 +257,7 @@ def _show(console: Console, ingested: Ingested) -> None:
         here = ", ".join(f"{count} {split}" for split, count in ingested.pairs_here.items())
         console.print(f"Pairs of use in the library now: {here}.")
     if ingested.originals:
-        console.print(f"{ingested.originals} files kept.")
+        console.print(f"{counted(ingested.originals, 'file')} kept.")
     if ingested.other_kinds:
         console.print(plain_text(_other_kinds(ingested)), soft_wrap=True)
     if ingested.problems:
@@ -332,7 +334,7 @@ def show_answer(console: Console, reply: AskReply) -> None:
 def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:
     console.print(
         plain_text(
-            f"\n{len(reply.passages)} passages retrieved in {duration(reply.seconds)}, "
+            f"\n{counted(len(reply.passages), 'passage')} retrieved in {duration(reply.seconds)}, "
             f"model version {short(reply.model_digest.hex())}"
         ),
         style="dim",
@@ -439,7 +441,7 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
         page = f", page {passage.page}" if passage.page else ""
-        head = f"{number}. {title} ({visible(passage.document_id)}{page})"
+        head = f"{number}. {title} ({in_line(passage.document_id)}{page})"
         console.print(plain_text(head), style="bold", soft_wrap=True)
         if passage.HasField("explanation"):
             for line in _explained(passage):
@@ -449,7 +451,7 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
     if not reply.passages:
         console.print(f"No passage {among} has to do with that.")
     if any(passage.HasField("explanation") for passage in reply.passages):
-        chosen_on = f"chosen on {reply.weighed_by} pairs of split valid"
+        chosen_on = f"chosen on {counted(reply.weighed_by, 'pair')} of split valid"
         console.print(
             f"To a cosine, words of which a passage has each once add some {reply.words_weight:g}, "
             f"and a title that has all of them adds {reply.title_weight:g} "

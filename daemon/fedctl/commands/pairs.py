@@ -14,7 +14,9 @@ from daemon.fedctl.terminal.output import (
     Session,
     as_plain,
     columns,
+    counted,
     duration,
+    in_line,
     plain_text,
 )
 
@@ -173,7 +175,10 @@ async def _build(
 
 
 def _say_built(console: Console, how: str, done: BuildPairsProgress) -> None:
-    text = f"{done.made} pairs ({how}) of {done.total} passages in {duration(done.seconds)}."
+    text = (
+        f"{counted(done.made, 'pair')} ({how}) of {counted(done.total, 'passage')} "
+        f"in {duration(done.seconds)}."
+    )
     if how == "written":
         text += (
             f" {done.lost} queries did not find their passage and {done.repeated} said what "
@@ -198,7 +203,9 @@ def _show(console: Console, reply: MadePairsReply) -> None:
         for text, document in zip(example.texts, example.documents, strict=True):
             words = " ".join(text.split())
             cut = words[:_TEXT_SHOWN] + ("…" if len(words) > _TEXT_SHOWN else "")
-            console.print(plain_text(f"    {document}: {cut}"), soft_wrap=True, style="dim")
+            console.print(
+                plain_text(f"    {in_line(document)}: {cut}"), soft_wrap=True, style="dim"
+            )
     if reply.examples:
         console.print()
     console.print(f"{reply.supplied} training pairs were ingested.")
@@ -206,7 +213,7 @@ def _show(console: Console, reply: MadePairsReply) -> None:
 
 
 def _training(learn_from: str, count: int) -> str:
-    text = f"This site trains on {count} pairs (pairs.learn_from is {learn_from})."
+    text = f"This site trains on {counted(count, 'pair')} (pairs.learn_from is {learn_from})."
     if learn_from == "supplied":
         text += " Set it to supplied+made or made, and restart fedd, to learn from made pairs."
     return text

@@ -178,6 +178,21 @@ def our_fault(error: Exception) -> CommandError:
     )
 
 
+def barred(error: Exception) -> CommandError | None:
+    """What the system said of a path, which a person named: no defect of ours; None: not that.
+
+    Where a file of ours is missing, it is one.
+    """
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return None
+    if error.filename is None:
+        return None
+    return CommandError(
+        f"cannot open {error.filename}: {error.strerror}",
+        "Name a path that you may read and write, or run it as the user who may",
+    )
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
@@ -230,6 +245,11 @@ def byte_count(count: int) -> str:
     return f"{size / 1024:.1f} TiB"
 
 
+def counted(count: int, one: str) -> str:
+    """So many of what is called ``one``: ``1 document``, ``2 documents``."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+
+
 def duration(seconds: float) -> str:
     """A time span for people: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``3 h 20 min``, ``12 d``."""
     if seconds < 1:
@@ -259,6 +279,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def in_line(text: str) -> str:
+    """Likewise where it has one line, as an id in a table: a break in it would draw another row."""
+    return visible(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
+
+
 def plain_text(value: str) -> Any:
     """A cell with foreign text in it: no markup is read from it, no control character kept."""
     from rich.text import Text
@@ -271,7 +296,7 @@ def also_in(copies: Copies, console: Console) -> None:
     if not copies.count:
         return
     told = [
-        visible(one.document_id) + (f", page {one.page}" if one.page else "")
+        in_line(one.document_id) + (f", page {one.page}" if one.page else "")
         for one in copies.first
     ]
     more = [f"and {copies.count - len(told)} more"] if copies.count > len(told) else []

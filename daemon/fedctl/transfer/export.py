@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from crypto.durable import whole
 from daemon.fedctl.terminal.output import CommandError, Exit, as_plain
+from daemon.fedctl.transfer.originals import ELSEWHERE, free_place, there_already
 
 if TYPE_CHECKING:
     from proto.control_pb2 import Document, ExportDocumentsRequest, Pair
@@ -73,24 +74,22 @@ def _pair(pair: Pair) -> dict[str, Any]:
     return {"query": pair.query, "positives": list(pair.positives), "split": pair.split}
 
 
-def checked_place(path: Path) -> Path:
-    """Where to write, past links. Raises CommandError for what is no place for an export."""
+def checked_place(path: Path, *, replace: bool) -> Path:
+    """Where to write, past links.
+
+    Raises CommandError for what is no place for an export, and unless ``replace`` where one is.
+    """
     if not path.name.lower().endswith((".jsonl", _PACKED)):
         raise CommandError(
             f"{path} would not be read by fedctl ingest",
             "Give it a name that ends in .jsonl or .jsonl.gz",
             exit_code=Exit.USAGE,
         )
-    place = path.resolve()
-    if place.exists() and not place.is_file():
-        raise CommandError(f"{path} is no file", "Name another", exit_code=Exit.USAGE)
-    if not place.parent.is_dir():
-        raise CommandError(f"{place.parent} is no folder", "Make it", exit_code=Exit.USAGE)
-    return place
+    return free_place(path, replace=replace)
 
 
 @contextmanager
-def opened(place: Path | None) -> Iterator[Callable[[bytes], object]]:
+def opened(place: Path | None, *, replace: bool) -> Iterator[Callable[[bytes], object]]:
     """What writes: to a file that is there when all is over, or standard output (None).
 
     Raises CommandError with the cause where it can't be written.
@@ -101,7 +100,7 @@ def opened(place: Path | None) -> Iterator[Callable[[bytes], object]]:
                 yield sys.stdout.buffer.write
                 sys.stdout.buffer.flush()
                 return
-            temporary = stack.enter_context(whole(place))
+            temporary = stack.enter_context(whole(place, fresh=not replace))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             file = stack.enter_context(os.fdopen(os.open(temporary, flags, 0o600), "wb"))
             if place.name.lower().endswith(_PACKED):
@@ -111,7 +110,10 @@ def opened(place: Path | None) -> Iterator[Callable[[bytes], object]]:
                 yield file.write
     except BrokenPipeError:
         raise CommandError("nobody reads what is written", "Name a file with --out") from None
+    except FileExistsError:
+        raise there_already(Path(place or "")) from None
     except OSError as error:
         where = place or "standard output"
         left = "what was there before is there still" if place else "what is there is not all"
-        raise CommandError(f"cannot write {where} ({error.strerror or error}); {left}") from error
+        cause = f"cannot write {where} ({error.strerror or error}); {left}"
+        raise CommandError(cause, ELSEWHERE if place else "") from error

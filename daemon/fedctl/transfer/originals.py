@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from proto.control_pb2 import FilePart, IngestProgress, IngestRequest, OfferedOriginal
 
 _AT_ONCE: Final = 4 << 20  # bytes of a request
+ELSEWHERE: Final = "Choose a folder you may write to, with room in it"
 _CHANGED: Final = "it changed while it was ingested, and is not kept: ingest it again"
 
 
@@ -165,10 +166,19 @@ def place_for(path: Path, ending: str, why: str, *, replace: bool) -> Path:
             f"Give it a name that ends in {ending}",
             exit_code=Exit.USAGE,
         )
+    return free_place(path, replace=replace)
+
+
+def free_place(path: Path, *, replace: bool) -> Path:
+    """Where to write a file, past links.
+
+    Raises CommandError where no file can be, and unless ``replace`` where one is.
+    """
+    place = path.resolve()
     if place.exists() and not place.is_file():
         raise CommandError(f"{path} is no file", "Name another", exit_code=Exit.USAGE)
     if place.exists() and not replace:
-        raise _there(path)
+        raise there_already(path)
     if not place.parent.is_dir():
         raise CommandError(f"{place.parent} is no folder", "Make it", exit_code=Exit.USAGE)
     return place
@@ -196,14 +206,15 @@ async def receive(parts: AsyncIterable[FilePart], place: Path, *, replace: bool)
                     "Put the state folder of a backup back, or ingest the file again",
                 )
     except FileExistsError:
-        raise _there(place) from None
+        raise there_already(place) from None
     except OSError as error:
         cause = f"cannot write {place} ({error.strerror or error}); it is as it was before"
-        raise CommandError(cause) from error
+        raise CommandError(cause, ELSEWHERE) from error
     return size
 
 
-def _there(path: Path) -> CommandError:
+def there_already(path: Path) -> CommandError:
+    """What is told where a file is that is not to be replaced."""
     return CommandError(
         f"{path} is there already", "Name another, or --force", exit_code=Exit.USAGE
     )

@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -45,6 +46,7 @@ _SPLITS = {
     "dev": "valid",
     "test": "test",
 }
+_PAIRS = "pairs_"  # how the names of files begin that say a split
 _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
 
 
@@ -98,7 +100,11 @@ class _Lines:
 def _read_records(source: Source, lines: _Lines) -> Iterator[Item]:
     """Records of a .jsonl file; the first problems told one by one, the others counted."""
     path = str(source.path)
-    split = _split_of_name(PurePosixPath(source.name).name)
+    try:
+        split = _split_of_name(PurePosixPath(source.name).name)
+    except Refused as refusal:
+        yield FileProblem(path, str(refusal))
+        return
     problems, records = 0, 0
     try:
         while True:
@@ -250,6 +256,20 @@ def _string(key: str, value: object) -> str:
 
 
 def _split_of_name(name: str) -> str:
-    """``pairs_test.jsonl`` is test; a name that says nothing is train."""
-    match = _PAIRS_NAME.search(name.lower())
-    return _SPLITS[match.group(1)] if match else "train"
+    """``pairs_test.jsonl`` is test; a name that says nothing is train.
+
+    Raises Refused for one that begins as those of pairs do, and goes on with no split.
+    """
+    name = name.lower()
+    if match := _PAIRS_NAME.search(name):
+        return _SPLITS[match.group(1)]
+    if name.startswith(_PAIRS):
+        said = name.removeprefix(_PAIRS).partition(".")[0]
+        near = (get_close_matches(word, _SPLITS, 1) for word in re.split(r"[_-]", said))
+        meant = next((_SPLITS[found[0]] for found in near if found), "")
+        example = f"{_PAIRS}{meant or f'train_{said}'}.jsonl"
+        raise Refused(
+            f"{said!r} in its name is not train, valid or test: "
+            + (f"is it {meant}? Call it {example}" if meant else f"call it {example}, for one")
+        )
+    return "train"

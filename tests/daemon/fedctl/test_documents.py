@@ -40,6 +40,19 @@ def test_ids_are_whole_however_little_room_there_is(
     assert "author" not in fedctl("documents", "list", "--below", "manuals/lock").out
 
 
+def test_an_id_of_two_lines_is_one_row(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.documents = {"a\nforged.txt", "b.txt"}
+    shown = "a\N{REPLACEMENT CHARACTER}forged.txt"
+    for words in (["list"], ["show", "a\nforged.txt"], ["remove", "a\nforged.txt", "c.txt"]):
+        ran = fedctl("documents", *words)
+        lines = (ran.out + ran.err).splitlines()
+        assert not any(line.startswith("forged") for line in lines), lines
+    assert shown in fedctl("documents", "list").out
+    assert shown in fedctl("documents", "show", "a\nforged.txt").out
+    daemon.waiting = [control.WaitingDocument(id="a\nforged.txt", pages="1")]
+    assert shown in fedctl("documents", "list", "--waiting").out
+
+
 def test_a_large_library_is_listed_page_by_page(
     fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +116,7 @@ def test_what_waits_for_ocr_is_listed_with_what_becomes_of_it(
 
 def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("documents", "remove", "rules.md", "--yes").out
-    assert "1 documents removed, 2 passages, 1 pairs" in out
+    assert "1 document removed, 2 passages, 1 pair that" in out
     assert "What a model version has learned of them stays in it." in out
     assert daemon.documents == {"manuals/lift.txt", "manuals/lock.txt"}
 

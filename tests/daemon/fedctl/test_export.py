@@ -41,7 +41,7 @@ def test_a_file_is_what_ingest_reads(fedctl: Fedctl, daemon: CannedDaemon, file:
     finally:
         os.umask(old)
     assert (ran.code, ran.out) == (0, ""), ran.err
-    assert "3 documents and 1 pairs exported" in ran.err
+    assert "3 documents and 1 pair exported" in ran.err
     assert mode(file) == 0o600
     first, _, last, pair = read(file)
     assert (vars(first)["id"], vars(last)["id"]) == ("manuals/lift.txt", "rules.md")
@@ -78,6 +78,7 @@ def test_a_script_is_told_what_became_of_it(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--out", "FILE"], "is there already"),
         (["x", "--below", "y", "--out", "FILE"], "which documents are to be exported?"),
         (["--collection", "x", "--below", "y", "--out", "FILE"], "which documents"),
         (["--out", "FILE.txt"], "would not be read by fedctl ingest"),
@@ -85,8 +86,8 @@ def test_a_script_is_told_what_became_of_it(
         (["--out", "DEVICE"], "is no file"),
         (["--out", "FILE/all.jsonl"], "is no folder"),
         (["--json"], "the documents are on the same output"),
-        (["nowhere", "--out", "FILE"], "no such document here"),
-        (["--below", "nowhere", "--out", "FILE"], "no such document here"),
+        (["nowhere", "--out", "FILE", "--force"], "no such document here"),
+        (["--below", "nowhere", "--out", "FILE", "--force"], "no such document here"),
     ],
 )
 def test_what_makes_no_sense_writes_nothing(
@@ -103,6 +104,23 @@ def test_what_makes_no_sense_writes_nothing(
     assert Path("/dev/null").is_char_device()
 
 
+def test_a_file_that_is_there_is_replaced_by_force(
+    fedctl: Fedctl, daemon: CannedDaemon, file: Path
+) -> None:
+    file.write_text("before")
+    assert fedctl("documents", "export", "--out", file, "--force").code == 0
+    assert len([*read(file)]) == 4
+
+
+def test_a_file_that_comes_meanwhile_is_not_replaced(
+    fedctl: Fedctl, daemon: CannedDaemon, file: Path
+) -> None:
+    daemon.exporting = lambda *_: file.write_text("another's")
+    ran = fedctl("documents", "export", "--out", file)
+    assert (ran.code, "is there already" in ran.err) == (2, True), ran.err
+    assert left_in(file.parent) == {"all.jsonl": "another's"}
+
+
 def left_in(folder: Path) -> dict[str, str]:
     return {one.name: one.read_text() for one in folder.iterdir()}
 
@@ -117,14 +135,14 @@ def test_a_daemon_that_goes_away_leaves_the_old_file(
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the disk is gone\nMend it")
 
     daemon.exporting = fail
-    ran = fedctl("documents", "export", "--out", file)
+    ran = fedctl("documents", "export", "--out", file, "--force")
     assert (ran.code, "the disk is gone" in ran.err) == (1, True)
     assert left_in(file.parent) == {"all.jsonl": "before"}
 
 
 def run_apart(socket: Path, file: Path, *within: str) -> subprocess.Popen[str]:
     """`within` are the words of a program that starts it; a fork of our own would end in gRPC."""
-    words = ["documents", "export", "--socket", str(socket), "--out", str(file)]
+    words = ["documents", "export", "--socket", str(socket), "--out", str(file), "--force"]
     return subprocess.Popen(
         [*within, sys.executable, "-m", "daemon.fedctl", *words],
         stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -382,6 +383,42 @@ def test_a_defect_of_ours_is_no_traceback(
     assert str(report) in ran.object["remedy"]
     assert "Traceback" in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "documents export --out FOLDER/all.jsonl",
+        "documents original a.txt --out FOLDER/a.txt",
+        "documents page a.pdf 1 --out FOLDER/a.png",
+        "manifest show FOLDER/manifest.json",
+        "manifest sign --ca CA --site a=h:1 --site b=h:2 --site c=h:3 --out FOLDER/manifest.json",
+    ],
+)
+def test_a_path_that_nobody_can_open_is_no_defect(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, words: str
+) -> None:
+    """Of a name that is too long, for a folder's mode keeps root from nothing."""
+    ca, folder = tmp_path / "ca", tmp_path / ("x" * 300)
+    fedctl("ca", "init", ca, "--federation", "trade")
+    ran = fedctl(*words.replace("CA", str(ca)).replace("FOLDER", str(folder)).split())
+    assert ran.code == (Exit.USAGE if "show" in words else Exit.FAILED), ran.err
+    assert f"{folder}" in ran.err
+    assert os.strerror(errno.ENAMETOOLONG) in ran.err
+    assert "defect" not in ran.err
+
+
+def test_a_folder_that_only_others_may_look_into_is_no_defect(
+    fedctl: Fedctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    ran = fedctl("documents", "export", "--out", tmp_path / "all.jsonl", "--json")
+    assert (ran.code, ran.err.count("\n")) == (Exit.FAILED, 1)
+    assert ran.object["error"] == f"cannot open {tmp_path / 'all.jsonl'}: Permission denied"
+    assert "or run it as the user who may" in ran.object["remedy"]
 
 
 # ---- train ------------------------------------------------------------------

@@ -46,6 +46,16 @@ def test_ingest_goes_on_after_a_refused_file(
     assert fedctl("ingest", tmp_path / "b.txt").code == Exit.FAILED  # nothing was ingested
 
 
+def test_pairs_of_a_misspelt_split_are_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    for name in ("pairs_tarin.jsonl", "pairs.jsonl"):
+        (tmp_path / name).write_text('{"query": "Why?", "doc_id": "a"}\n')
+    ran = fedctl("ingest", tmp_path)
+    assert (ran.code, ran.err.count("refused: ")) == (Exit.PARTLY, 1), ran.err
+    assert "pairs_tarin.jsonl: 'tarin' in its name is not train, valid or test" in ran.err
+
+
 @pytest.mark.slow
 def test_what_waits_for_ocr_is_told_once_however_many_files(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,27 @@ def test_a_pair_is_of_the_split_it_says_or_its_file_says(
     assert list(read(path)) == [Pair("Why?", ("a", "b"), split)]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pairs_vaild.jsonl", "'vaild' in its name is not train, valid or test: is it valid?"),
+        ("pairs_tarin.jsonl", "Call it pairs_train.jsonl"),
+        ("Pairs_tset_synonyms.jsonl", "is it test?"),
+        ("pairs_german.jsonl", "call it pairs_train_german.jsonl"),
+    ],
+)
+def test_pairs_of_a_split_that_there_is_not_are_refused(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    path = tmp_path / name
+    path.write_text('{"query": "Why?", "doc_id": "a"}\n')
+    assert taken(path) == []
+    (told,) = complaints(path)
+    assert said in told
+    path.rename(tmp_path / "pairs.jsonl")
+    assert list(read(tmp_path / "pairs.jsonl")) == [Pair("Why?", ("a",), "train")]
+
+
 def test_a_record_may_say_what_is_known_of_its_document(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     said = {"author": " Ada ", "date": "2024-02-29", "language": "en", "tags": ["a b", "c", "c"]}
