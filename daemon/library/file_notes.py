@@ -51,6 +51,7 @@ class Stamp:
 
 UNFINISHED = Stamp(-1, 0, 0)
 """No file has so many bytes: what is noted with this one is read again."""
+_SETTLED = Stamp(-2, 0, 0)  # nor so many: it is looked at, and read again if its bytes are others
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,18 @@ class FileNotes:
         self._db.execute(
             "UPDATE file_document SET current = ?3 WHERE collection = ?1 AND path = ?2",
             (*key, current),
+        )
+
+    def settle(self, document_ids: Sequence[str]) -> None:
+        """No file is tried again for the sake of documents that a person takes out.
+
+        Until it changes: where its bytes are those of its last reading, its note alone is new.
+        """
+        self._db.executemany(
+            "UPDATE file SET size = ?, refused = '' WHERE size = ? AND digest != x'' AND"
+            " (collection, path) IN"
+            " (SELECT collection, path FROM file_document WHERE document_id = ?)",
+            [(_SETTLED.size, UNFINISHED.size, one) for one in document_ids],
         )
 
     def forget(self, collection: str, names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ dots, quotes and brackets came back whole, in linear time.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -27,6 +28,8 @@ _LANGUAGE = "en"
 _COUNTED_ANEW = 64  # times, of a text's characters; a passage of sentences needs some ten
 _RULE = "sentences-1"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
+_NEAR = 1000  # characters from the middle, in which a word is looked for
+_LONGEST_TOKEN = 32  # characters; words that are longer are many tokens, or one that says nothing
 _LINE = re.compile(r"[^\n]+")
 _CONTEXT = 200  # characters of a heading, or of a table's header, at most
 _LEVELS = 6  # headings that stand one below the other, at most, as in HTML
@@ -173,20 +176,34 @@ def split_ranges(text: str, budget: int, count_tokens: CountTokens) -> list[tupl
     if not whole:
         return []
     begin = len(text) - len(text.lstrip())
-    if count_tokens(whole) <= budget:
+    count = _bounded(count_tokens, budget)
+    if count(whole) <= budget:
         return [(begin, begin + len(whole))]
     pieces = [
         piece
         for sentence in sentencex.segment(_LANGUAGE, whole)
-        for piece in _within(sentence, budget, count_tokens)
+        for piece in _within(sentence, budget, count)
     ]
     ranges = []
-    for group in _pack(pieces, [count_tokens(piece) for piece in pieces], budget, count_tokens):
+    for group in _pack(pieces, [count(piece) for piece in pieces], budget, count):
         if passage := group.strip():
             first = begin + len(group) - len(group.lstrip())
             ranges.append((first, first + len(passage)))
         begin += len(group)
     return ranges
+
+
+def _bounded(count_tokens: CountTokens, budget: int) -> CountTokens:
+    """Takes a text for as many tokens as it must have, and counts none that is over the budget.
+
+    To count a mebibyte takes seconds, and 250 of them in memory.
+    """
+
+    def count(text: str) -> int:
+        least = math.ceil(len(text) / _LONGEST_TOKEN)
+        return least if least > budget else max(least, count_tokens(text))
+
+    return count
 
 
 def sentences(text: str) -> list[str]:
@@ -224,10 +241,10 @@ def _within(text: str, budget: int, count_tokens: CountTokens) -> list[str]:
 
 
 def _middle(text: str) -> int:
-    """Where the word nearest the middle starts; the middle itself when there is one word."""
+    """Where the word nearest the middle starts; the middle itself when none is near."""
     half = len(text) // 2
-    starts = (match.start() for match in _WORD_START.finditer(text))
-    return min(starts, key=lambda start: abs(start - half), default=half)
+    near = _WORD_START.finditer(text, max(0, half - _NEAR), half + _NEAR)
+    return min((m.start() for m in near), key=lambda start: abs(start - half), default=half)
 
 
 def _pack(

@@ -234,7 +234,10 @@ class Library:
         In one transaction, with the notes of the files that are ``gone``. With `clear_removed`
         behind it, no file holds their texts.
         """
+        ids = list(ids)
         with self._transaction():
+            if gone is None:
+                self.notes.settle(ids)
             removed = self._delete(ids)
             if gone is not None:
                 self.notes.forget(gone.collection, gone.names)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+_STACK_BYTES: Final = 8 << 20
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION = 24, 0x20080522
@@ -126,6 +127,7 @@ def confine(readable: Path, *, memory_bytes: int, cpu_s: float) -> None:
     try:
         end_with_parent()
         _limit(resource.RLIMIT_DATA, memory_bytes)
+        _limit(resource.RLIMIT_STACK, _STACK_BYTES)  # which are not counted as data
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_FSIZE, 0)
         _limit(resource.RLIMIT_CPU, max(1, int(cpu_s)))

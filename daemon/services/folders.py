@@ -55,6 +55,7 @@ class FolderState:
     folder: Folder
     looked: Looked = field(default_factory=lambda: Looked(Memory()))
     looked_unix_ms: int = 0
+    refused: tuple[int, list[tuple[str, str]]] = (0, [])  # as `WatchedFolders.refused`
     trouble: str = ""
     reading: bool = False
 
@@ -63,11 +64,11 @@ class FolderState:
         """What people should look at: that it, or a part of it, can't be read, and why."""
         about = f"the watched folder {self.folder.name} ({self.folder.path})"
         found = [f"{about}: {self.trouble}"] if self.trouble else []
-        if count := self.looked.not_read_count:
-            first = self.looked.not_read[0]
+        not_read = [(one.name, one.cause) for one in self.looked.not_read[:1]] + self.refused[1]
+        if not_read:
+            (name, cause), count = not_read[0], self.looked.not_read_count + self.refused[0]
             found.append(
-                f"{about}: {count} not read, the first {first.name}: {first.cause} "
-                "(`fedctl documents folders`)"
+                f"{about}: {count} not read, the first {name}: {cause} (`fedctl documents folders`)"
             )
         # A file's name is not ours, and need not be UTF-8.
         return [line.encode(errors="replace").decode() for line in found]
@@ -156,6 +157,7 @@ class WatchedFolders:
                 state.looked.memory,
                 self._keep_originals,
             )
+            state.refused = await self.refused(state.folder.name)
         except _FAILURES as error:
             state.trouble = f"the look broke off: {error}"
         else:

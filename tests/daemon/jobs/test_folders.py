@@ -33,7 +33,7 @@ from daemon.library.file_notes import (
 )
 from daemon.library.folders import Folder, Memory, look
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import Document, FileProblem, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.process import faultpoints
@@ -241,6 +241,31 @@ def test_what_was_not_read_in_time_is_tried_again_and_told(site: Site) -> None:
     site.look(later=LATER + 11 * MINUTE)
     assert (set(site.texts()), site.refused()) == ({"contracts/rope.txt", "contracts/sail.txt"}, {})
     assert site.memory.retries == {}
+
+
+@pytest.mark.slow
+def test_what_a_person_removed_is_not_tried_again(site: Site) -> None:
+    """Of a letter whose attachment was not read in time, its own text is here by then."""
+    letter = EmailMessage()
+    letter["Subject"] = "Rope"
+    letter.set_content("Hemp rope.")
+    letter.add_attachment("Flax sail.", filename="sail.txt")
+    site.write("rope.eml", letter.as_bytes())
+    late = FileProblem("sail.txt", "late", passing=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Boxes, "_attached", lambda *_: iter([late]))
+        site.look()
+    assert set(site.texts()) == {"contracts/rope.eml"}
+    with Library.open(site.library) as library:
+        library.delete_documents(["contracts/rope.eml"])
+    site.memory = Memory()  # a start
+    for minutes in (0, 11, 1000):
+        site.look(later=LATER + minutes * MINUTE)
+        assert site.texts() == {}
+    letter.replace_header("Subject", "New rope")
+    site.write("rope.eml", letter.as_bytes())
+    site.look()
+    assert set(site.texts()) == {"contracts/rope.eml", "contracts/rope.eml/sail.txt"}
 
 
 @pytest.mark.slow

@@ -264,3 +264,17 @@ def test_what_is_counted_grows_with_the_text_alone(kind: Kind, row: str) -> None
         return counted
 
     assert counted(8000) < 3 * counted(4000) < 3 * 200 * 4000 * len(row)
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "x y " * 75_000, "\u0301" * 300_000])
+def test_a_long_text_without_sentences_is_never_counted_whole(text: str) -> None:
+    counted: list[int] = []
+
+    def count(piece: str) -> int:
+        counted.append(len(piece))
+        return len(piece.split()) + piece.count("[")
+
+    ranges = split_ranges(text, 100, count)
+    assert max(counted) <= 32 * 100
+    assert sum(counted) < 12 * len(text)
+    assert ranges[-1][1] == len(text.rstrip())
