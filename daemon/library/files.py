@@ -2,7 +2,7 @@
 
 What can't be read is reported and everything else still comes: a problem is an item of
 the stream, not an exception. A format is a line of `READERS` and a file that reads it.
-What a file holds is looked at in a box (`box.py`), which calls `read_file`.
+What a file holds is looked at in a box (`daemon.library.box`), which calls `read_file`.
 """
 
 from __future__ import annotations
