@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -281,7 +282,6 @@ def test_documents_are_chosen_by_id_and_title(
 
 def test_without_a_choice_all_documents_are_searched(filings: Library) -> None:
     assert labels_of(filings, EVERY) is None
-    assert labels_of(filings, Filters(title="?!")) is None, "no word is asked for"
 
 
 @pytest.mark.parametrize(
@@ -290,12 +290,13 @@ def test_without_a_choice_all_documents_are_searched(filings: Library) -> None:
         ("Cedar", "", "no document here has an id that begins with 'Cedar'"),
         ("alder", "cedar", "no document here fits all that is asked for"),
         ("", "ced", "no document here has the title 'ced'"),
+        ("", "?!", "no word is in the title '?!'"),
     ],
 )
 def test_what_no_document_is_like_is_refused(
     filings: Library, begins: str, title: str, why: str
 ) -> None:
-    with pytest.raises(NothingFits, match=why):
+    with pytest.raises(NothingFits, match=re.escape(why)):
         labels_of(filings, Filters(begins, title=title))
 
 
