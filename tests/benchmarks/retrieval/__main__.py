@@ -1,6 +1,7 @@
 """What passages are found by: levels, headings and titles, on real questions.
 
     python -m tests.benchmarks.retrieval --data DATA [--cache FOLDER] [--only nhlbi finance]
+    python -m tests.benchmarks.retrieval --data DATA --trained
 
 Seven institutions of MedQuAD, each in its own documents, and FinanceBench's whole
 development corpus, encoder as it comes. Weights are chosen as a site chooses them, on
@@ -8,148 +9,52 @@ validation questions (of FinanceBench: those of every other company), and others
 Writes docs/results/retrieval.jsonl, a line a corpus, and from it retrieval.md.
 
 What is embedded is kept in the cache, so that it can be interrupted and taken up again;
-all of it takes about an hour of two cores.
+all of it takes about an hour of two cores. What PDD-AS2 makes of the institutions'
+encoder is measured apart (--trained), and beside what is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import hashlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from config.kinds import RetrievalLevel
-from crypto.arrays import Float32
-from daemon.answering.embedding import Sentence
-from daemon.answering.extractive import sentences_of
 from daemon.evaluation.evaluation import Judged
 from daemon.evaluation.intervals import Interval, figures_of
 from daemon.evaluation.rankings import Questions, Retrieved, found_by, judged_rankings, weigh
-from daemon.jobs import learning
-from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.contents import Passage
-from daemon.library.dense.index import DenseIndex, build_index
-from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
 from daemon.library.search import RankingWeights
-from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import retriever_for
-from tests.benchmarks.retrieval.corpora import Corpus, filings, institution
+from tests.benchmarks.retrieval.corpora import SITES, Corpus, filings, institution
+from tests.benchmarks.retrieval.embedding import READ, Embedding, library_of
 from tests.benchmarks.retrieval.gold_sentences import Gold, gold_of, measured_by_sentences
 from tests.benchmarks.retrieval.page import page
+from tests.benchmarks.retrieval.trained import measured_trained
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
-SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
 FINANCE = "finance"
 LEVELS: tuple[RetrievalLevel, ...] = ("passage", "sentence", "both")
-_MOST_BYTES = 8 << 30
-_AT_ONCE = 64  # passages whose sentences are encoded together
 _METRICS = ("mrr@10", "hit@1", "hit@10")
 
 
-@dataclass(frozen=True)
-class Read:
-    """What the encoder reads of passages: with what stands above them, or them alone."""
-
-    name: str
-    of_passage: Callable[[Passage], str]
-    of_sentence: Callable[[Sentence], str]
-
-
-READ = (
-    Read("with headings", lambda one: one.embedding_text, lambda one: one.embedding_text),
-    Read("text alone", lambda one: one.text, lambda one: one.text),
-)
-
-
-class Embedding:
-    """A library as an encoder embeds it, read in one way; kept in a file."""
-
-    def __init__(self, encoder: Encoder, library: Library, read: Read, cache: Path) -> None:
-        self._encoder, self._read = encoder, read
-        # A third of the time; no vector is further than a cosine of 0.996 from the full one.
-        self._model = copy.deepcopy(encoder.model).to(torch.bfloat16)
-        self.passages = {one.rowid: one for one in library.passages()}
-        self._kept = SentenceFeatures.open(cache / "embedded.sqlite3", most_bytes=_MOST_BYTES)
-        self._name = read.name.encode()
-
-    def encode(self, texts: Sequence[str]) -> Float32:
-        """[n, d], rows of length 1."""
-        return self._encoder.encode(texts, model=self._model)
-
-    def _key(self, kind: bytes, text: str) -> bytes:
-        return hashlib.sha256(kind + self._name + b"\0" + text.encode()).digest()
-
-    def _encoded(
-        self, kind: bytes, of: Iterable[Passage], texts_of: Callable[[Passage], list[str]]
-    ) -> dict[int, Float32]:
-        """[n, d] of each of these passages by its label; what is not kept is encoded."""
-        keys = {one.rowid: self._key(kind, one.embedding_text) for one in of}
-        digest = self._encoder.digest
-        found = self._kept.of_whole(digest, list(keys.values()))
-        waiting = [label for label, key in keys.items() if key not in found]
-        for start in range(0, len(waiting), _AT_ONCE):
-            some = {label: texts_of(self.passages[label]) for label in waiting[start:][:_AT_ONCE]}
-            encoded = self.encode([text for one in some.values() for text in one])
-            ends = np.cumsum([len(one) for one in some.values()])[:-1]
-            for (label, texts), vectors in zip(some.items(), np.split(encoded, ends), strict=True):
-                self._kept.put(digest, keys[label], texts, vectors, whole=True)
-                found[keys[label]] = vectors.astype(np.float16).astype(np.float32)
-            _told(f"{self._read.name}, {kind.decode()}", start + len(some), len(waiting))
-        return {label: found[key] for label, key in keys.items()}
-
-    @cached_property
-    def index(self) -> DenseIndex:
-        """The passages, to be searched."""
-        vectors = self._encoded(
-            b"passages", self.passages.values(), lambda one: [self._read.of_passage(one)]
-        )
-        labels = np.array(sorted(vectors), np.int64)
-        return build_index(labels, np.concatenate([vectors[label] for label in labels.tolist()]))
-
-    def sentences(self, of: Iterable[Passage]) -> dict[int, Float32]:
-        """The sentences [n, d] of each of these passages, by its label."""
-        return self._encoded(
-            b"sentences", of, lambda one: [self._read.of_sentence(s) for s in sentences_of(one)]
-        )
-
-    def at(self, level: RetrievalLevel) -> Sentences | None:
-        """How passages are compared at that level."""
-        if level == "passage":
-            return None
-
-        def passages(labels: list[int]) -> dict[int, Passage]:
-            return {label: self.passages[label] for label in labels}
-
-        def vectors(passages: Sequence[Passage]) -> list[Float32]:
-            return list(self.sentences(passages).values())
-
-        return Sentences(level, passages, vectors)
-
-
-def measured(corpus: Corpus, cache: Path, gold: Sequence[Gold]) -> dict[str, Any]:
+def measured(
+    corpus: Corpus, spec: RetrieverSpec, cache: Path, gold: Sequence[Gold]
+) -> dict[str, Any]:
     """Figures of a corpus: by what is read and compared, and what of it is chosen."""
-    cache.mkdir(parents=True, exist_ok=True)
-    spec = RetrieverSpec(threads=2, device="cpu")
-    learning.ingest(spec, cache / "library.sqlite3", corpus.documents, [], passage_tokens=220)
+    path = library_of(corpus, spec, cache)
     encoder = retriever_for(spec).encoder
     rows = []
     best: dict[tuple[str, RetrievalLevel], Judged] = {}
     by_sentence: dict[str, Any] = {}
-    with Library.open(cache / "library.sqlite3", read_only=True) as library:
+    with Library.open(path, read_only=True) as library:
         titles = Titles(library.titles())
         for read in READ:
             embedding = Embedding(encoder, library, read, cache)
@@ -236,11 +141,6 @@ def _figures(judged: Judged) -> dict[str, list[float]]:
     return {name: triple(figures[name]) for name in _METRICS}
 
 
-def _told(what: str, done: int, total: int) -> None:
-    if sys.stderr.isatty() or done == total or done % (_AT_ONCE * 50) == 0:
-        print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
-
-
 def corpora(data: Path, only: Iterable[str]) -> Iterator[tuple[str, Corpus]]:
     """Those of that name, or all."""
     wanted = set(only) or {*SITES, FINANCE}
@@ -257,6 +157,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("HANSE_DATA"))
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "hanse-retrieval")
     parser.add_argument("--only", nargs="*", default=(), help=f"of {', '.join(SITES)}, {FINANCE}")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trained", action="store_true", help="only what PDD-AS2 has trained")
     parser.add_argument("--page", action="store_true", help="write the page from what is there")
     asked = parser.parse_args()
     kept = RESULTS / "retrieval.jsonl"
@@ -265,11 +167,20 @@ def main() -> None:
     if not asked.page:
         if asked.data is None:
             parser.error("name the data: --data or HANSE_DATA")
-        for name, corpus in corpora(asked.data, asked.only):
-            gold = gold_of(name, corpus)
-            newest[name] = {"name": name, **measured(corpus, asked.cache / name, gold)}
+        spec = RetrieverSpec(threads=asked.threads, device="cpu")
+        for name, line in _lines(asked, spec):
+            newest[name] = {**newest.get(name, {}), "name": name, **line}
             kept.write_text("".join(json.dumps(line) + "\n" for line in newest.values()))
     (RESULTS / "retrieval.md").write_text(page(list(newest.values())), encoding="utf-8")
+
+
+def _lines(asked: argparse.Namespace, spec: RetrieverSpec) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What was measured of each corpus, by its name."""
+    if asked.trained:
+        yield from measured_trained(asked.data, spec, asked.cache, asked.only)
+        return
+    for name, corpus in corpora(asked.data, asked.only):
+        yield name, measured(corpus, spec, asked.cache / name, gold_of(name, corpus))
 
 
 if __name__ == "__main__":

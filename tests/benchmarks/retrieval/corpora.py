@@ -12,12 +12,15 @@ from typing import Any
 from daemon.library.readers.documents import Document, Pair
 from tests.daemon.library.unboxed import read
 
+SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
+
 
 @dataclass(frozen=True)
 class Corpus:
     """Documents, and questions by which weights are chosen and judged.
 
     ``kinds``: of each question that judges, what it is of; empty where nothing is said.
+    ``learned_from``: pairs to train on, where there are any.
     """
 
     name: str
@@ -25,6 +28,7 @@ class Corpus:
     chosen_on: Sequence[Pair]
     judged_on: Sequence[Pair]
     kinds: Sequence[Sequence[str]] = ()
+    learned_from: Sequence[Pair] = ()
 
 
 def filings(data: Path) -> Corpus:
@@ -62,7 +66,8 @@ def institution(data: Path, site: str) -> Corpus:
     documents = [item for item in items if isinstance(item, Document)]
     pairs = [item for item in items if isinstance(item, Pair)]
     test = [p for row in _lines(data / "medquad" / site / "pairs_test.jsonl") for p in [_pair(row)]]
-    return Corpus(site, documents, [p for p in pairs if p.split == "valid"], test)
+    learned, chosen = ([p for p in pairs if p.split == split] for split in ("train", "valid"))
+    return Corpus(site, documents, chosen, test, learned_from=learned)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

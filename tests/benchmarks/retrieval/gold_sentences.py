@@ -157,8 +157,13 @@ def _ranks(rankings: Sequence[Ranking], wanted: Sequence[set[int]]) -> list[int]
 
 
 def scored(ranks: Sequence[int]) -> dict[str, Interval]:
+    """What `judged` says, with intervals."""
+    return figures_of(judged(ranks))
+
+
+def judged(ranks: Sequence[int]) -> Judged:
     """MRR@10, and Recall@k: whether any right one is among the first k."""
     of = np.array(ranks)
     reciprocal = np.where((of > 0) & (of <= 10), 1.0 / np.maximum(of, 1), 0.0)
     recalls = {f"recall@{cut}": ((of > 0) & (of <= cut)).astype(np.float64) for cut in _CUTS}
-    return figures_of(Judged({"mrr@10": reciprocal, **recalls}))
+    return Judged({"mrr@10": reciprocal, **recalls})

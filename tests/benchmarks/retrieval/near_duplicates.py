@@ -23,9 +23,8 @@ from daemon.library.catalogue import minhash
 from daemon.library.catalogue.near_duplicates import ALIKE
 from daemon.library.passages import SentenceSplitter
 from daemon.library.store import Library
-from tests.benchmarks.retrieval.corpora import Corpus, filings, institution
+from tests.benchmarks.retrieval.corpora import SITES, Corpus, filings, institution
 
-SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
 WORDS, FEW_WORDS = 120, 62  # of a passage; with few there are more than 100,000
 LOOKED_AT, SHOWN = 50, 5
 LEVELS = (0.8, 0.9, 0.95, 1.0)
