@@ -24,8 +24,6 @@ from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
 
-_ASKED_AFTER_MS = 60_000  # whether a silent program still runs; and how long it may take to say so
-
 
 class ControlError(Exception):
     """The control socket can't be served; the text says why and what to do."""
@@ -70,9 +68,6 @@ class ControlSocket:
             options=[
                 ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
                 ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
-                # Who was stopped in the midst of an ingest would keep all others from theirs.
-                ("grpc.keepalive_time_ms", _ASKED_AFTER_MS),
-                ("grpc.keepalive_timeout_ms", _ASKED_AFTER_MS),
             ],
         )
         service = ControlService(self._around, f"uid:{uid}")
