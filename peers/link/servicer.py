@@ -189,6 +189,7 @@ class Servicer:
     ledger: QuotaLedger = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _taking: set[asyncio.Future[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.partials = Partials(self.spool, self.limits.partials)
@@ -473,6 +474,16 @@ class Servicer:
             ) from error
 
     async def _hand_over(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
+        """What is here whole is taken to the end, though its connection breaks meanwhile.
+
+        An inbox that has begun to take it would count a second push as the same thing again.
+        """
+        taking = asyncio.ensure_future(self._taken(site, name, received))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+        await asyncio.shield(taking)
+
+    async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
         try:
             await self.inbox.blob(site, name, received)
         except BaseException:

@@ -218,8 +218,11 @@ class Beginning:
         """Whether the object that starts with the frame ``first`` can be this one.
 
         One that is not, and has the same first frame, is found out by the
-        running digest of the next.
+        running digest of the next. What is whole in one frame is begun anew: nothing
+        would come behind it.
         """
+        if first.last:
+            return False
         alike = (total, first.running_sha256) == (self.total, self._first)
         return alike and self.sound and self._is_intact()
 

@@ -406,6 +406,20 @@ async def test_sender_that_hangs_up(federation: Federation, attacked: Site) -> N
         call.cancel()
 
 
+async def test_an_object_of_one_frame_whose_line_broke_is_taken_anew(
+    federation: Federation, attacked: Site
+) -> None:
+    """Gone on with, it would wait for a frame that no sender has."""
+    pieces = pushed(await framed(b"a small update"))
+    async with beta_calling(federation) as beta:
+        call = beta.channel.stream_unary(f"/{SERVICE}/Push")(timeout=5)
+        await call.write(pieces[0].SerializeToString())
+        await until(lambda: [path.stat().st_size for path in begun(attacked)] == [14])
+        call.cancel()
+        await beta.push(pieces)
+    assert [blob.size for _, _, blob in attacked.inbox.blobs] == [14]
+
+
 async def test_sender_that_hangs_up_again_and_again(federation: Federation, attacked: Site) -> None:
     """Each time another object; what is kept of them does not grow with them."""
     bounds = QUICK.limits.partials
