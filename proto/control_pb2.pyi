@@ -869,7 +869,9 @@ Global___Pair: _TypeAlias = Pair  # noqa: Y015
 
 @_typing.final
 class IngestRequest(_message.Message):
-    """A batch; fedctl has read and parsed the files with the person's own rights."""
+    """A batch; fedctl has read and parsed the files with the person's own rights. An empty one says
+    that more will come: from whom nothing comes for a minute the ingest is ended.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

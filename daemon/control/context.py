@@ -33,6 +33,7 @@ from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
 from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Personaliser
@@ -56,6 +57,8 @@ _REFUSALS = (
     LibraryError,
     LedgerError,
     WorkerCrashed,
+    ChangeUnderWay,
+    SilentError,
 )
 _KINDS: dict[str, Descriptor] = {
     method.name: method.input_type

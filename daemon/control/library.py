@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -31,13 +30,14 @@ from daemon.library.readers.documents import (
 )
 from daemon.library.readers.pdf import engines
 from daemon.process import metrics
-from daemon.process.streams import watched
-from daemon.services.library_changes import ChangeUnderWay
+from daemon.process.streams import Listener, watched
+from daemon.services.library_changes import SilentError
 from daemon.services.originals import Upload
 from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
+_SILENT_S: Final = 60.0  # fedctl says every ten that it is still there
 _PAGE: Final = 1000  # documents or pairs that are looked for at once
 _EXPORTED_AT_ONCE: Final = 1 << 20  # characters of their texts
 _PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
@@ -54,35 +54,34 @@ class LibraryCalls(Calls):
         # Read before anything may refuse: whoever still sends would take a refusal for a
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
-        async with (
-            self._changing("an ingest", context),
-            self._audited(context, "ingest") as recorded,
-        ):
-            originals = self._around.services.originals
-            state = control.IngestProgress(keeps_originals=originals.keeping)
-            upload = originals.upload()
-            try:
-                async for step in self._ingested(
-                    _behind(first, requests), state, recorded, upload, context
-                ):
-                    yield step
-            finally:
-                await upload.drop()
-                # Who broke off has stored what was read by then: it must not stay unfound.
-                if not state.done:
-                    if state.documents_new + state.documents_changed:
-                        self._driver.collection.refresh()
-                    await self._driver.readiness.refresh()
+        begin = partial(self._ingest, _behind(first, requests), context)
+        async with watched(begin, control.IngestProgress) as (steps, work):
+            async for step in steps:
+                yield step
+            await self._answered(context, work)
 
-    @asynccontextmanager
-    async def _changing(self, what: str, context: Context) -> AsyncIterator[None]:
-        """One change of the library at a time: a second person's is refused."""
-        with ExitStack() as asked:
-            try:
-                asked.enter_context(self._driver.collection.changes.asked_for(what))
-            except ChangeUnderWay as error:
-                await refuse(context, str(error))
-            yield
+    async def _ingest(
+        self,
+        requests: AsyncIterator[control.IngestRequest],
+        context: Context,
+        tell: Listener,
+    ) -> None:
+        """Nothing here waits for who asked: whoever stops in the midst of it holds up nobody."""
+        with self._driver.collection.changes.asked_for("an ingest"):
+            async with self._audited(context, "ingest") as recorded:
+                originals = self._around.services.originals
+                state = control.IngestProgress(keeps_originals=originals.keeping)
+                upload = originals.upload()
+                try:
+                    heard = _heard(requests, tell)
+                    await self._ingested(heard, state, recorded, upload, tell)
+                finally:
+                    await upload.drop()
+                    # Who broke off has stored what was read by then: it must not stay unfound.
+                    if not state.done:
+                        if state.documents_new + state.documents_changed:
+                            self._driver.collection.refresh()
+                        await self._driver.readiness.refresh()
 
     async def _ingested(
         self,
@@ -90,28 +89,25 @@ class LibraryCalls(Calls):
         state: control.IngestProgress,
         recorded: dict[str, Any],
         upload: Upload,
-        context: Context,
-    ) -> AsyncIterator[control.IngestProgress]:
+        tell: Listener,
+    ) -> None:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
-        lost, changes = _Lost(), self._driver.collection.changes
-        watched = [one.folder for one in self._around.services.folders.states]
-        told: set[int] = set()
+        collection, lost, told = self._driver.collection, _Lost(), set[int]()
+        watched_folders = [one.folder for one in self._around.services.folders.states]
         async for request in requests:
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
             files = request.offered or request.pieces
             if files and not (request.documents or request.pairs or request.waiting):
-                faults = await self._answered(context, taken(upload, request, state))
-                yield _with_errors(state, faults)
+                tell(_with_errors(state, await taken(upload, request, state)))
                 continue
-            documents, pairs, errors = await asyncio.to_thread(parsed, request, watched)
+            documents, pairs, errors = await asyncio.to_thread(parsed, request, watched_folders)
             if files:
                 errors.append("files come behind their documents: send them in another request")
-            waiting, faults = waiting_of(request, watched)
-            work = self._driver.collection.ingest(
-                documents, pairs, replace=request.replace, waiting=waiting
-            )
-            async with changes.turn():  # nobody has it while the next request is waited for
-                counts = await self._answered(context, work)
+            waiting, faults = waiting_of(request, watched_folders)
+            async with collection.changes.turn():  # nobody has it while the next is waited for
+                counts = await collection.ingest(
+                    documents, pairs, replace=request.replace, waiting=waiting
+                )
             errors += [*faults, *counts.refused]
             state.documents_new += counts.new
             state.documents_changed += counts.changed
@@ -119,28 +115,20 @@ class LibraryCalls(Calls):
             new = _first_time(pairs, told)
             state.pairs += len(new)
             state.pairs_repeated += len(pairs) - len(new)
-            lost.add(await self._answered(context, self._driver.collection.unusable(new)))
+            lost.add(await collection.unusable(new))
             if state.keeps_originals:
                 may = {one.id for one in documents if one.source} - {*counts.elsewhere}
-                state.originals_kept += await self._answered(context, upload.begin(may))
+                state.originals_kept += await upload.begin(may)
             recorded |= _counted(state)
-            yield _with_errors(state, errors)
-        async with changes.turn():
-            state.originals_kept += await self._answered(context, upload.keep())
+            tell(_with_errors(state, errors))
+        async with collection.changes.turn():
+            state.originals_kept += await upload.keep()
             recorded |= _counted(state)
-            errors = await self._answered(context, self._count_usable(state, lost))
-            yield _with_errors(state, errors)
-            async for step in self._indexed(state, context):
-                yield step
+            tell(_with_errors(state, await self._count_usable(state, lost)))
+            await collection.index(partial(_tell_indexing, state, tell))
+        state.done = True
+        tell(_with_errors(state, []))
         await self._driver.readiness.refresh()
-
-    async def _embedded(self, context: Context) -> AsyncIterator[EmbeddingProgress]:
-        """What is embedded before the index is made anew; over when it is."""
-        async with watched(self._driver.collection.index, EmbeddingProgress) as (steps, work):
-            async for step in steps:
-                if isinstance(step, EmbeddingProgress):
-                    yield step
-            await self._answered(context, work)
 
     async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> list[str]:
         """How many pairs have a document here; of the others, what the first may mean."""
@@ -157,21 +145,6 @@ class LibraryCalls(Calls):
             for name, other in zip(names, meant, strict=False)
         ]
         return told + [f"and {len(names) - len(meant)} more"] * (len(names) > len(meant))
-
-    async def _indexed(
-        self, state: control.IngestProgress, context: Context
-    ) -> AsyncIterator[control.IngestProgress]:
-        kinds = (EmbeddingProgress, IndexingProgress)
-        async with watched(self._driver.collection.index, *kinds) as (steps, work):
-            async for step in steps:
-                if isinstance(step, EmbeddingProgress):
-                    state.passages_total, state.passages_embedded = step.total, step.done
-                elif isinstance(step, IndexingProgress):
-                    state.index_total, state.index_built = step.total, step.done
-                yield _with_errors(state, [])
-            await self._answered(context, work)
-        state.done = True
-        yield _with_errors(state, [])
 
     async def ListDocuments(
         self, request: control.ListDocumentsRequest, context: Context
@@ -296,32 +269,33 @@ class LibraryCalls(Calls):
         self, request: control.RemoveDocumentsRequest, context: Context
     ) -> AsyncIterator[control.RemoveDocumentsProgress]:
         """Documents out, with what was made of them; then the index is made without them."""
+        begin = partial(self._remove, request.ids, context)
+        async with watched(begin, control.RemoveDocumentsProgress) as (steps, work):
+            async for step in steps:
+                yield step
+            await self._answered(context, work)
+
+    async def _remove(self, ids: Sequence[str], context: Context, tell: Listener) -> None:
+        """As an ingest, it holds up nobody where who asked has stopped."""
         collection, pairs = self._driver.collection, self._around.services.pairs
-        async with (
-            self._changing("a removal", context),
-            self._driver.collection.changes.turn(),
-            self._audited(context, "remove") as recorded,
-        ):
-            known = await self._answered(context, collection.known(request.ids))
-            waited = await self._answered(
-                context, collection.read(lambda library: library.waiting_of(request.ids))
-            )
-            unknown = sorted({*request.ids} - known - waited)
-            state = control.RemoveDocumentsProgress(unknown=unknown)
-            try:
-                removed = await self._answered(context, pairs.remove(request.ids))
-                recorded |= asdict(removed)
-                state.MergeFrom(control.RemoveDocumentsProgress(**asdict(removed)))
-                yield state
-                async for embedded in self._embedded(context):
-                    state.to_embed, state.embedded = embedded.total, embedded.done
-                    yield state
-                state.done = True
-            finally:
-                if not state.done:  # who hung up does not keep the old index
-                    collection.refresh()
-                await self._driver.readiness.refresh()
-            yield state
+        with collection.changes.asked_for("a removal"):
+            async with collection.changes.turn(), self._audited(context, "remove") as recorded:
+                known = await collection.known(ids)
+                waited = await collection.read(lambda library: library.waiting_of(ids))
+                unknown = sorted({*ids} - known - waited)
+                state = control.RemoveDocumentsProgress(unknown=unknown)
+                try:
+                    removed = await pairs.remove(ids)
+                    recorded |= asdict(removed)
+                    state.MergeFrom(control.RemoveDocumentsProgress(**asdict(removed)))
+                    tell(_copy(state))
+                    await collection.index(partial(_tell_embedding, state, tell))
+                    state.done = True
+                finally:
+                    if not state.done:  # who hung up does not keep the old index
+                        collection.refresh()
+                    await self._driver.readiness.refresh()
+                tell(state)
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
@@ -398,6 +372,29 @@ class _Lost:
                 self.sought.append(Pair("", pair.positives))
 
 
+async def _heard(
+    requests: AsyncIterator[control.IngestRequest], tell: Listener
+) -> AsyncIterator[control.IngestRequest]:
+    """What is sent, without the empty requests that say that somebody is still there.
+
+    Raises SilentError where nobody is, or takes no answers.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(_SILENT_S):
+                await tell.has_all()
+                request = await anext(requests, None)
+        except TimeoutError:
+            raise SilentError(
+                f"nothing came from fedctl for {_SILENT_S:g} s, so the ingest was ended: others "
+                "may want to change the library\nWhat had come is stored: ingest again for the rest"
+            ) from None
+        if request is None:
+            return
+        if request.ByteSize():
+            yield request
+
+
 async def _behind(
     first: control.IngestRequest, others: AsyncIterator[control.IngestRequest]
 ) -> AsyncIterator[control.IngestRequest]:
@@ -421,6 +418,28 @@ def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.In
     step.errors.extend(errors[:_ERRORS_TOLD])
     if len(errors) > _ERRORS_TOLD:
         step.errors.append(f"and {len(errors) - _ERRORS_TOLD} more of this batch")
+    return step
+
+
+def _tell_indexing(state: control.IngestProgress, tell: Listener, step: object) -> None:
+    if isinstance(step, EmbeddingProgress):
+        state.passages_total, state.passages_embedded = step.total, step.done
+    elif isinstance(step, IndexingProgress):
+        state.index_total, state.index_built = step.total, step.done
+    else:
+        return
+    tell(_with_errors(state, []))
+
+
+def _tell_embedding(state: control.RemoveDocumentsProgress, tell: Listener, step: object) -> None:
+    if isinstance(step, EmbeddingProgress):
+        state.to_embed, state.embedded = step.total, step.done
+        tell(_copy(state))
+
+
+def _copy(state: control.RemoveDocumentsProgress) -> control.RemoveDocumentsProgress:
+    step = control.RemoveDocumentsProgress()
+    step.CopyFrom(state)
     return step
 
 

@@ -12,6 +12,10 @@ class ChangeUnderWay(Exception):
     """Somebody changes the library just now, and others are refused; the text says so."""
 
 
+class SilentError(Exception):
+    """Who asked for a change is heard no more, and others wait; the text says so."""
+
+
 class LibraryChanges:
     """Changes to the library, one at a time: those that people ask for, and the daemon's own.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 BATCH_BYTES = 4 << 20
+STILL_THERE_S = 10.0  # after which the daemon is told, while nothing is to be sent
 BATCH_S = 5.0  # after which what was read is sent, for it to be kept whatever happens
 _ENDINGS_KEPT = 100
 _OF_A_PROBLEM = ("path", "line", "page", "cause")
@@ -141,13 +142,17 @@ async def _requests(
     Behind each batch the files that its documents are, where fedd keeps these.
     """
     from daemon.library.box.boxes import Boxes
+    from proto import control_pb2
 
     boxes, files = Boxes(), dict[str, LocalFile]()
     items = _read(paths, so_far, boxes, watch, files)
     before: dict[str, LocalFile] | None = None  # of the batch that was sent last
     try:
         while True:
-            batch, problems = await asyncio.to_thread(_next_batch, items, naming)
+            reading = asyncio.create_task(asyncio.to_thread(_next_batch, items, naming))
+            while not (await asyncio.wait([reading], timeout=STILL_THERE_S))[0]:
+                yield control_pb2.IngestRequest()
+            batch, problems = await reading
             so_far.problems.extend(problems)
             so_far.documents_read += len(batch.documents)
             so_far.pairs_read += len(batch.pairs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -41,6 +42,7 @@ _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
 _AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fewer processors
 _PROBLEMS: Final = 1000  # of a file
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
+_ATTACHED: Final = "hanse-attached"  # and the process's number: folders of what is attached
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
 
 
@@ -213,6 +215,7 @@ class Boxes:
                 return _Begun(file, self._forks.begin(request), self._forks)
             except ConnectionError:  # it was killed, as where memory is short: its readers, too
                 self._forks.end()
+        _forget_attached()
         self._forks = _Forks()
         return _Begun(file, self._forks.begin(request), self._forks)
 
@@ -338,7 +341,7 @@ class Boxes:
             # Whoever sends a letter would choose ids of documents here, and teach by pairs.
             yield FileProblem(where, "records, which no letter brings: take it out and ingest it")
             return
-        with tempfile.TemporaryDirectory(prefix="hanse-attached-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{_ATTACHED}-{os.getpid()}-") as folder:
             # By its end alone it is read; a name on the disk has less room than one in a letter.
             path = Path(folder, name.encode()[-_LONGEST_NAME:].decode(errors="ignore"))
             try:
@@ -349,6 +352,15 @@ class Boxes:
                 return
             inner = self._begin(Found(path, f"{file.name}/{name}"))
             yield from self._told(inner, lambda _: None, where, depth + 1, allowance)
+
+
+def _forget_attached() -> None:
+    """What is attached lies in clear while it is read; whoever was killed has left it there."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_ATTACHED}-*-*"):
+        pid = folder.name.removeprefix(f"{_ATTACHED}-").partition("-")[0]
+        with suppress(OSError):
+            if not Path("/proc", pid).exists() and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder)
 
 
 class _Ended(Exception):

@@ -220,6 +220,28 @@ def test_what_was_read_a_while_ago_is_sent(
     assert len([r for r in daemon.asked if isinstance(r, control.IngestRequest)]) == 4
 
 
+def test_while_a_file_is_read_the_daemon_hears_that_somebody_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "STILL_THERE_S", 0.005)  # a reader's process alone takes longer
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    sent: list[control.IngestRequest] = []
+
+    class Daemon:
+        async def Ingest(
+            self, batches: AsyncIterator[control.IngestRequest]
+        ) -> AsyncIterator[control.IngestProgress]:
+            async for batch in batches:
+                sent.append(batch)
+                if batch.ByteSize():
+                    yield control.IngestProgress(documents_new=1)
+
+    ingested = asyncio.run(sending.send(cast(Any, Daemon()), [tmp_path], lambda _: None))
+    assert ingested.documents_new == 1
+    assert sent[0] == control.IngestRequest()
+    assert [len(batch.documents) for batch in sent if batch.ByteSize()] == [1]
+
+
 @pytest.mark.slow
 def test_a_batch_of_short_lines_is_within_its_bounds(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path

@@ -6,6 +6,8 @@ import os
 import platform
 import resource
 import socket
+import subprocess
+import tempfile
 import textwrap
 import threading
 import time
@@ -497,6 +499,21 @@ def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
         f"{folder}/a.wait/a.hang", f"{folder}/a.wait",
     ]  # fmt: skip
     assert all("4 s all in all" in str(item) for item in told[:2])
+
+
+def test_what_was_attached_does_not_outlive_who_was_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    left, in_use = (tmp_path / f"hanse-attached-{pid}-x" for pid in (killed.pid, os.getpid()))
+    for place in (left, in_use):
+        place.mkdir()
+        (place / "letter.txt").write_text("in clear")
+    (folder / "b.md").write_text("x")
+    list(boxed(folder, "b.md"))
+    assert (left.exists(), in_use.exists()) == (False, True)
 
 
 @pytest.mark.slow
