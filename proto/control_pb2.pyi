@@ -1752,6 +1752,7 @@ class RemoveDocumentsProgress(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     TO_EMBED_FIELD_NUMBER: _builtins.int
     EMBEDDED_FIELD_NUMBER: _builtins.int
+    ALIKE_FIELD_NUMBER: _builtins.int
     documents: _builtins.int
     """that are out of the library; no answer cites them"""
     passages: _builtins.int
@@ -1770,6 +1771,10 @@ class RemoveDocumentsProgress(_message.Message):
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of the request that no document here has"""
 
+    @_builtins.property
+    def alike(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of documents that stay and say nearly the same somewhere: the first six"""
+
     def __init__(
         self,
         *,
@@ -1781,10 +1786,11 @@ class RemoveDocumentsProgress(_message.Message):
         waiting: _builtins.int = ...,
         to_embed: _builtins.int = ...,
         embedded: _builtins.int = ...,
+        alike: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "done", b"done", "embedded", b"embedded", "pairs", b"pairs", "passages", b"passages", "to_embed", b"to_embed", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike", "documents", b"documents", "done", b"done", "embedded", b"embedded", "pairs", b"pairs", "passages", b"passages", "to_embed", b"to_embed", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

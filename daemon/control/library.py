@@ -283,7 +283,8 @@ class LibraryCalls(Calls):
                 known = await collection.known(ids)
                 waited = await collection.read(lambda library: library.waiting_of(ids))
                 unknown = sorted({*ids} - known - waited)
-                state = control.RemoveDocumentsProgress(unknown=unknown)
+                alike = await collection.read(lambda library: library.near.documents_like(ids))
+                state = control.RemoveDocumentsProgress(unknown=unknown, alike=alike)
                 try:
                     removed = await pairs.remove(ids)
                     recorded |= asdict(removed)

@@ -371,6 +371,7 @@ async def test_a_text_that_is_there_twice_is_found_once(site: LiveSite, tmp_path
     )
     code, _, err = await fedctl(site, "documents", "remove", "harbour/draft.txt", "--yes")
     assert code == 0, err
+    assert "the same, or nearly so, still stands in: harbour/rules.txt" in err
     assert "nearly so" not in await shown(site, "documents", "show", "harbour/rules.txt")
 
 

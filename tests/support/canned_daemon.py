@@ -257,6 +257,7 @@ class CannedDaemon(ControlServicer):
         state = control.RemoveDocumentsProgress(
             documents=len(gone), passages=2 * len(gone), pairs=1, unknown=set(request.ids) - gone
         )
+        state.alike.extend(one for one in sorted(self.documents) if "rules.md" in gone)
         yield state
         state.done = True
         yield state

@@ -52,6 +52,7 @@ topic = typer.Typer(
 ANSWERED_WITHIN_S = 600.0
 _A_PAGE = 1000
 _NAMED = 5  # ids in one line
+_ALIKE_TOLD = 5  # documents that stay and have what was removed
 _A_REQUEST = 10_000  # ids (proto/control.proto)
 _LOOKED_UP = 20  # ids of which is said before a removal whether they are here
 
@@ -244,6 +245,10 @@ def documents_remove(
     if not removed.documents and not removed.waiting:
         raise _none_here(removed.unknown)
     session.result(as_plain(removed), lambda console: _show_removed(console, removed))
+    if removed.alike:
+        first = ", ".join(map(visible, sorted(removed.alike)[:_ALIKE_TOLD]))
+        more = " and more" * (len(removed.alike) > _ALIKE_TOLD)
+        session.note(f"the same, or nearly so, still stands in: {first}{more}")
     for unknown in removed.unknown:
         session.note(f"no document {visible(unknown)!r} here")
     return Exit.PARTLY if removed.unknown else Exit.OK
@@ -408,6 +413,7 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
             whole.pairs += last.pairs
             whole.waiting += last.waiting
             whole.unknown.extend(last.unknown)
+            whole.alike.extend({*last.alike} - {*whole.alike} - {*ids})
             whole.done = last.done
     return whole
 

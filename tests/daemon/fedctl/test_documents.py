@@ -115,7 +115,10 @@ def test_what_waits_for_ocr_is_listed_with_what_becomes_of_it(
 
 
 def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    out = fedctl("documents", "remove", "rules.md", "--yes").out
+    ran = fedctl("documents", "remove", "rules.md", "--yes")
+    out = ran.out
+    alike = "the same, or nearly so, still stands in: manuals/lift.txt, manuals/lock.txt\n"
+    assert alike in ran.err
     assert "1 document removed, 2 passages, 1 pair that" in out
     assert "What a model version has learned of them stays in it." in out
     assert daemon.documents == {"manuals/lift.txt", "manuals/lock.txt"}
