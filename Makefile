@@ -43,7 +43,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restor
 	@$(BIN)/python -m tests.simulation --liars --restores --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
-test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, freeze and kill them
+test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie
 	@$(BIN)/python -m pytest -q --durations=12 -m "faults and not endurance" $(ARGS)
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds

@@ -189,7 +189,7 @@ class Servicer:
     ledger: QuotaLedger = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _taking: set[asyncio.Future[None]] = field(default_factory=set)
+    _taking: dict[asyncio.Future[None], str] = field(default_factory=dict)  # whose it is
 
     def __post_init__(self) -> None:
         self.partials = Partials(self.spool, self.limits.partials)
@@ -318,9 +318,12 @@ class Servicer:
         """Drop what is left of uploads that broke off, where nobody would take the rest."""
         self.partials.sweep(lambda site, name, total: self.inbox.accepts(site, name, total) is None)
 
-    def forget_greetings(self) -> None:
-        """Whom the manifest does not admit any more would have to greet anew."""
+    def forget_disabled(self) -> None:
+        """Whom the manifest does not admit any more would have to greet anew, and push anew."""
         self._greeted &= set(self.membership.manifest.enabled_ids)
+        for taking, site in self._taking.items():
+            if site not in self.membership.manifest.enabled_ids:
+                taking.cancel()
 
     # ---- the questions -------------------------------------------------------
 
@@ -479,8 +482,8 @@ class Servicer:
         An inbox that has begun to take it would count a second push as the same thing again.
         """
         taking = asyncio.ensure_future(self._taken(site, name, received))
-        self._taking.add(taking)
-        taking.add_done_callback(self._taking.discard)
+        self._taking[taking] = site
+        taking.add_done_callback(self._taking.pop)
         await asyncio.shield(taking)
 
     async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:

@@ -229,7 +229,7 @@ class Transport:
         if self._server is not None:
             self._link_up()
             self._changed.set()
-            self._servicer.forget_greetings()
+            self._servicer.forget_disabled()
             for site in self._open.end(manifest.enabled, self.port):
                 log.warning("connections closed", peer=site, manifest=manifest.version)
 

@@ -232,6 +232,7 @@ async def test_an_upload_of_a_site_that_is_revoked_meanwhile_does_not_arrive(
     federation = Federation.found(tmp_path, "alpha", "beta")
     if not defended:
         monkeypatch.setattr("peers.link.open_connections.OpenCalls.end", lambda *_: [])
+        monkeypatch.setattr("peers.link.servicer.Servicer.forget_disabled", lambda _: None)
     async with running(federation, "alpha") as alpha, running(federation, "beta") as beta:
         alpha.inbox.gate = gate = Gate()
         name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1)

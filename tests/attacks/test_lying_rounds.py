@@ -28,6 +28,7 @@ from tests.support.federation import Corpus, LiveFederation, LiveSite, Surroundi
 
 pytestmark = [
     pytest.mark.attacks,
+    pytest.mark.faults,
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
