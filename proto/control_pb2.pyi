@@ -1773,7 +1773,7 @@ class RemoveDocumentsProgress(_message.Message):
 
     @_builtins.property
     def alike(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of documents that stay and say nearly the same somewhere: the first six"""
+        """of documents that stay and say nearly the same somewhere: up to 1000 a request"""
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
+_ALIKE_TOLD: Final = 1000  # documents that stay where others go
 _SILENT_S: Final = 60.0  # fedctl says every ten that it is still there
 _PAGE: Final = 1000  # documents or pairs that are looked for at once
 _EXPORTED_AT_ONCE: Final = 1 << 20  # characters of their texts
@@ -66,7 +67,7 @@ class LibraryCalls(Calls):
         context: Context,
         tell: Listener,
     ) -> None:
-        """Nothing here waits for who asked: whoever stops in the midst of it holds up nobody."""
+        """Who asked is waited for where it is to send, and nowhere longer than `_SILENT_S`."""
         with self._driver.collection.changes.asked_for("an ingest"):
             async with self._audited(context, "ingest") as recorded:
                 originals = self._around.services.originals
@@ -126,9 +127,9 @@ class LibraryCalls(Calls):
             recorded |= _counted(state)
             tell(_with_errors(state, await self._count_usable(state, lost)))
             await collection.index(partial(_tell_indexing, state, tell))
+        await self._driver.readiness.refresh()
         state.done = True
         tell(_with_errors(state, []))
-        await self._driver.readiness.refresh()
 
     async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> list[str]:
         """How many pairs have a document here; of the others, what the first may mean."""
@@ -283,7 +284,9 @@ class LibraryCalls(Calls):
                 known = await collection.known(ids)
                 waited = await collection.read(lambda library: library.waiting_of(ids))
                 unknown = sorted({*ids} - known - waited)
-                alike = await collection.read(lambda library: library.near.documents_like(ids))
+                alike = await collection.read(
+                    lambda library: library.near.documents_like(ids, _ALIKE_TOLD)
+                )
                 state = control.RemoveDocumentsProgress(unknown=unknown, alike=alike)
                 try:
                     removed = await pairs.remove(ids)
@@ -387,8 +390,9 @@ async def _heard(
                 request = await anext(requests, None)
         except TimeoutError:
             raise SilentError(
-                f"nothing came from fedctl for {_SILENT_S:g} s, so the ingest was ended: others "
-                "may want to change the library\nWhat had come is stored: ingest again for the rest"
+                f"fedctl sent nothing, or took no answers, for {_SILENT_S:g} s, so the ingest was "
+                "ended: others may want to change the library\n"
+                "The documents that had come are stored: ingest again for the rest"
             ) from None
         if request is None:
             return
@@ -429,13 +433,15 @@ def _tell_indexing(state: control.IngestProgress, tell: Listener, step: object) 
         state.index_total, state.index_built = step.total, step.done
     else:
         return
-    tell(_with_errors(state, []))
+    if not tell.behind:  # who takes nothing is told the newest when it does
+        tell(_with_errors(state, []))
 
 
 def _tell_embedding(state: control.RemoveDocumentsProgress, tell: Listener, step: object) -> None:
     if isinstance(step, EmbeddingProgress):
         state.to_embed, state.embedded = step.total, step.done
-        tell(_copy(state))
+        if not tell.behind:
+            tell(_copy(state))
 
 
 def _copy(state: control.RemoveDocumentsProgress) -> control.RemoveDocumentsProgress:

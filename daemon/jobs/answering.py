@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 
 from config.kinds import RetrievalLevel
@@ -276,8 +277,9 @@ def evaluate(split: str) -> Evaluation:
 
 
 def _questions(version: OpenVersion, split: str) -> tuple[str, list[Pair], Questions]:
-    there = version.index.holds(version.library.rowids())
-    if lacking := there.count(False):  # a question about one of these would count as not found
+    there = version.index.holds(np.array(version.library.rowids(), np.int64))
+    # A question about a passage that is not there would count as not found.
+    if lacking := int((~there).sum()):
         raise EvaluationError(
             f"{lacking} of {len(there)} passages are not embedded yet: documents are being "
             "ingested. Evaluate when that is done"

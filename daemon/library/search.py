@@ -222,13 +222,15 @@ def candidates(
     shares = titles.shares(titles.asked(question))
     by_title = titles.best(shares, _BY_TITLE) if among is None else among
     by_words = np.array([label for label, _ in words], np.int64)
-    held = _held(index, np.unique(np.concatenate([nearest, by_title, by_words])))
-    labels = np.union1d(held, by_words)
-    indexed = np.isin(labels, held)
+    labels = np.unique(np.concatenate([nearest, by_title, by_words]))
+    indexed = index.holds(labels)
+    kept = indexed.copy()
+    kept[np.searchsorted(labels, by_words)] = True  # also what came after the index was made
+    labels, indexed = labels[kept], indexed[kept]
     by, cosines = np.zeros(len(labels), np.float32), np.zeros(len(labels), np.float32)
     by[np.searchsorted(labels, by_words)] = [score for _, score in words]
-    cosines[indexed] = _cosines(index, held, vector)
-    if len(held) and not indexed.all():
+    cosines[indexed] = _cosines(index, labels[indexed], vector)
+    if indexed.any() and not indexed.all():
         best = -np.sort(-cosines[indexed])
         places = np.flatnonzero(np.isin(by_words, labels[~indexed]))
         new = np.searchsorted(labels, by_words[places])
@@ -257,11 +259,6 @@ def labels_of(library: Library, filters: Filters) -> Int64 | None:
     """The passages of documents that fit, ascending; None: of all. Raises NothingFits."""
     labels = library.fitting(filters)
     return None if labels is None else np.array(labels, np.int64)
-
-
-def _held(index: DenseIndex, labels: Int64) -> Int64:
-    held: Int64 = labels[np.array(index.holds(labels.tolist()), dtype=bool)]
-    return held
 
 
 def _cosines(index: DenseIndex, labels: Int64, vector: Float32) -> Float32:

@@ -23,6 +23,7 @@ _LEAST_WEIGHT = 1e-6  # FTS5's, of a word that is in half of the passages or mor
 # the whole ranking also where 800 are looked at.
 _MOST_POSTINGS = 1000
 _MOST_COUNTS = 10_000  # words whose passages' number is remembered
+_STALE = 0.05  # of the passages come or gone, and common words are counted anew
 # A word of the title counts as so many of the text. Measured on the questions of
 # three institutions: MRR@10 of BM25 alone 0.01 to 0.04 above equal weights at each.
 _TITLE_WEIGHT = 4.0
@@ -46,6 +47,7 @@ class WordsRanking:
         self._db = connection
         self._counts: dict[str, int] = {}
         self._passages = 0
+        self._counted_at = 0  # passages, when the common words were counted first
         self._state: tuple[int, int] | None = None  # of the library when these were counted
 
     def best(
@@ -82,7 +84,8 @@ class WordsRanking:
 
     def _weight(self, count: int) -> float:
         """Of a word that is in so many passages, as FTS5 has it."""
-        return max(math.log((self._passages - count + 0.5) / (count + 0.5)), _LEAST_WEIGHT)
+        without = max(0, self._passages - count)  # the count may be older than some that went
+        return max(math.log((without + 0.5) / (count + 0.5)), _LEAST_WEIGHT)
 
     def _scores(self, expression: str, most: int, allowed: str | None) -> dict[int, float]:
         """BM25 of passages by rowid, of the ``most`` that came last."""
@@ -100,9 +103,13 @@ class WordsRanking:
         ((version,),) = self._db.execute("PRAGMA data_version")  # another connection's writes
         state = (version, self._db.total_changes)
         if state != self._state or len(self._counts) > _MOST_COUNTS:
-            self._counts = {}
             ((self._passages,),) = self._db.execute("SELECT count(*) FROM passage")
             self._state = state
+            if abs(self._passages - self._counted_at) > _STALE * self._counted_at:
+                self._counts, self._counted_at = {}, self._passages
+            # To count a common word takes longest, and of these a few more or less say nothing.
+            common = {one: n for one, n in self._counts.items() if n > _MOST_POSTINGS}
+            self._counts = common if len(common) < _MOST_COUNTS else {}
         for term in asked:
             if term not in self._counts:
                 ((self._counts[term],),) = self._db.execute(

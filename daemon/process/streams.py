@@ -23,6 +23,11 @@ class Listener:
         if isinstance(item, self._kinds):
             self._steps.put_nowait(item)
 
+    @property
+    def behind(self) -> bool:
+        """Whether something that was told has not been taken yet."""
+        return not self._steps.empty()
+
     async def has_all(self) -> None:
         """When everything that was told has been taken."""
         await self._steps.join()
@@ -57,3 +62,5 @@ async def watched(
             work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
+        elif not work.cancelled():
+            work.exception()  # whoever left early does not ask for it

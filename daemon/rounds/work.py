@@ -131,7 +131,10 @@ class AttemptWork:
     async def arrived(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A large object from a peer, whole and verified, of the attempt under way or late."""
         state = self._state
-        if (name.round, name.attempt) != (state.round, state.attempt) or blob.path is None:
+        if blob.path is None:
+            return
+        if (name.round, name.attempt) != (state.round, state.attempt):
+            await asyncio.to_thread(blob.path.unlink, missing_ok=True)
             return
         if name.kind == pb.ENCRYPTED_UPDATE:
             # The first one counts: it may be on its way into the sum at this moment.

@@ -32,6 +32,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
+import structlog
+
 from crypto.identity.keys import IdentityError
 from crypto.identity.site import Identity
 from crypto.identity.trust import Trust, expiry_of
@@ -55,6 +57,8 @@ from peers.wire.messages import (
     parse,
 )
 from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
 
 # Kept in memory: small, and a sealed key has no business on a disk.
 _IN_MEMORY: Final = (pb.PUBLIC_CONTEXT, pb.SEALED_CONTEXT)
@@ -484,7 +488,11 @@ class Servicer:
         taking = asyncio.ensure_future(self._taken(site, name, received))
         self._taking[taking] = site
         taking.add_done_callback(self._taking.pop)
-        await asyncio.shield(taking)
+        try:
+            await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_tell_failure)  # no call is left to tell its sender
+            raise
 
     async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
         try:
@@ -497,6 +505,11 @@ class Servicer:
     def _sending(self, site: str, raw: bytes) -> bytes:
         self.contacts.sent(site, raw)
         return raw
+
+
+def _tell_failure(taking: asyncio.Future[None]) -> None:
+    if not taking.cancelled() and (failure := taking.exception()) is not None:
+        log.info("what arrived as its line broke was not taken", cause=str(failure))
 
 
 class _Pieces:

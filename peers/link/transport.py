@@ -567,7 +567,7 @@ def _as_refusal(error: Exception) -> Refusal | None:
 
 
 def _clear_spool(spool: Path) -> None:
-    """Make the folder; what a crash left half received is nobody's."""
+    """Make the folder, empty: what a crash left there, half received or whole, is nobody's."""
     spool.mkdir(parents=True, exist_ok=True)
-    for leftover in spool.glob("*.incoming"):
+    for leftover in spool.iterdir():
         leftover.unlink(missing_ok=True)

@@ -246,8 +246,9 @@ def documents_remove(
         raise _none_here(removed.unknown)
     session.result(as_plain(removed), lambda console: _show_removed(console, removed))
     if removed.alike:
-        first = ", ".join(map(visible, sorted(removed.alike)[:_ALIKE_TOLD]))
-        more = " and more" * (len(removed.alike) > _ALIKE_TOLD)
+        first = ", ".join(map(visible, removed.alike[:_ALIKE_TOLD]))
+        others = len(removed.alike) - _ALIKE_TOLD
+        more = f" and {others} more" * (others > 0)
         session.note(f"the same, or nearly so, still stands in: {first}{more}")
     for unknown in removed.unknown:
         session.note(f"no document {visible(unknown)!r} here")
@@ -413,7 +414,7 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
             whole.pairs += last.pairs
             whole.waiting += last.waiting
             whole.unknown.extend(last.unknown)
-            whole.alike.extend({*last.alike} - {*whole.alike} - {*ids})
+            whole.alike.extend(sorted({*last.alike} - {*whole.alike} - {*ids}))
             whole.done = last.done
     return whole
 

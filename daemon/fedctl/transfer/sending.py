@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,13 +121,34 @@ async def send(
     """
     so_far = so_far or Ingested()
     answers: asyncio.Queue[IngestProgress] = asyncio.Queue()
-    async for progress in daemon.Ingest(
-        _requests(paths, so_far, watch, answers, naming or Naming())
-    ):
+    requests = _requests(paths, so_far, watch, answers, naming or Naming())
+    async for progress in daemon.Ingest(_with_signs_of_life(requests)):
         so_far.take(progress)
         watch(so_far)
         answers.put_nowait(progress)
     return so_far
+
+
+async def _with_signs_of_life(
+    requests: AsyncGenerator[IngestRequest, None],
+) -> AsyncIterator[IngestRequest]:
+    """An empty request wherever nothing is to be sent for a while: a long file is read."""
+    from proto import control_pb2
+
+    async with aclosing(requests):
+        while True:
+            coming = asyncio.ensure_future(anext(requests, None))
+            try:
+                while not (await asyncio.wait([coming], timeout=STILL_THERE_S))[0]:
+                    yield control_pb2.IngestRequest()
+                request = await coming
+            finally:
+                coming.cancel()  # one that has come ignores this
+                with suppress(asyncio.CancelledError):
+                    await coming
+            if request is None:
+                return
+            yield request
 
 
 async def _requests(
@@ -136,23 +157,19 @@ async def _requests(
     watch: Watcher,
     answers: asyncio.Queue[IngestProgress],
     naming: Naming,
-) -> AsyncIterator[IngestRequest]:
+) -> AsyncGenerator[IngestRequest, None]:
     """Requests within their bounds, of about BATCH_BYTES or BATCH_S, read in a thread.
 
     Behind each batch the files that its documents are, where fedd keeps these.
     """
     from daemon.library.box.boxes import Boxes
-    from proto import control_pb2
 
     boxes, files = Boxes(), dict[str, LocalFile]()
     items = _read(paths, so_far, boxes, watch, files)
     before: dict[str, LocalFile] | None = None  # of the batch that was sent last
     try:
         while True:
-            reading = asyncio.create_task(asyncio.to_thread(_next_batch, items, naming))
-            while not (await asyncio.wait([reading], timeout=STILL_THERE_S))[0]:
-                yield control_pb2.IngestRequest()
-            batch, problems = await reading
+            batch, problems = await asyncio.to_thread(_next_batch, items, naming)
             so_far.problems.extend(problems)
             so_far.documents_read += len(batch.documents)
             so_far.pairs_read += len(batch.pairs)

@@ -165,20 +165,18 @@ class NearDuplicates:
             for rowid, there in others.items()
         }
 
-    def documents_like(self, ids: Sequence[str]) -> list[str]:
-        """Other documents with a passage that says nearly the same as one of theirs, the first."""
+    def documents_like(self, ids: Sequence[str], most: int) -> list[str]:
+        """Other documents with a passage that says nearly the same as one of theirs; so many."""
         with self._reading():
             rows = self._rows(
-                "SELECT DISTINCT q.document_id FROM passage p"
-                " JOIN near_duplicate n ON n.passage = p.rowid"
-                " JOIN near_duplicate m ON m.leader = n.leader"
-                " JOIN passage q ON q.rowid = m.passage"
-                " WHERE p.document_id IN (SELECT value FROM json_each(?1))"
-                " AND q.document_id NOT IN (SELECT value FROM json_each(?1))"
-                " ORDER BY q.document_id LIMIT ?2",
-                *(json.dumps(list(ids)), TOLD + 1),
+                "SELECT DISTINCT q.document_id FROM near_duplicate m"
+                " JOIN passage q ON q.rowid = m.passage WHERE m.leader IN ("
+                "SELECT n.leader FROM near_duplicate n JOIN passage p ON p.rowid = n.passage"
+                " WHERE p.document_id IN (SELECT value FROM json_each(?1)))"
+                " AND q.document_id NOT IN (SELECT value FROM json_each(?1)) LIMIT ?2",
+                *(json.dumps(list(ids)), most),
             )
-        return [document_id for (document_id,) in rows]
+        return sorted(document_id for (document_id,) in rows)
 
     def _others(self, rowid: int, first: Sequence[int], among: Int64 | None) -> list[int]:
         rows = self._rows(

@@ -18,7 +18,7 @@ memory, in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.arrays import Float32, Int64, UInt8
+from crypto.arrays import Bools, Float32, Int64, UInt8
 from daemon.library.dense.engines import (
     Accuracy,
     Neighbours,
@@ -64,8 +64,8 @@ class DenseIndex(Protocol):
     def labels(self) -> Int64:
         """The labels of all passages [count], ascending."""
 
-    def holds(self, labels: Sequence[int]) -> list[bool]:
-        """Which of these labels are in the index."""
+    def holds(self, labels: Int64) -> Bools:
+        """[n] which of these labels are in the index."""
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""
@@ -176,12 +176,12 @@ class UpdatableIndex:
         """The labels of all passages [count], ascending."""
         return self._labels
 
-    def holds(self, labels: Sequence[int]) -> list[bool]:
-        """Which of these labels are in the index."""
+    def holds(self, labels: Int64) -> Bools:
+        """[n] which of these labels are in the index."""
         if not self.count:
-            return [False] * len(labels)
+            return np.zeros(len(labels), dtype=bool)
         places = np.searchsorted(self._labels, labels)
-        present: list[bool] = (self._labels.take(places, mode="clip") == labels).tolist()
+        present: Bools = self._labels.take(places, mode="clip") == labels
         return present
 
     def vectors(self, labels: Int64) -> Float32:
@@ -276,7 +276,7 @@ def update_index(
 
 def _known(previous: UpdatableIndex, wanted: Wanted) -> NDArray[np.bool_]:
     """Which of the wanted passages [n] an index has, with the same content."""
-    known = np.array(previous.holds(wanted.labels.tolist()), bool)
+    known = previous.holds(wanted.labels)
     places = np.searchsorted(previous.labels(), wanted.labels[known])
     known[known] = (previous.contents()[places] == wanted.contents[known]).all(axis=1)
     return known

@@ -90,6 +90,21 @@ def test_words_that_came_meanwhile_are_counted(tmp_path: Path) -> None:
         assert reader.bm25("keel", 5) == writer.bm25("keel", 5) == []
 
 
+def test_common_words_are_counted_anew_when_many_documents_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in all passages counts next to nothing, also by a number that is older than some."""
+    monkeypatch.setattr(BOUND, 50)
+    with filled(tmp_path / "library.sqlite3") as library:
+        assert len(library.bm25("lamp", 500)) == 200
+        for gone in (range(5), range(5, 100)):
+            library.delete_documents([f"d{n:03}" for n in gone])
+            assert max(score for _, score in library.bm25("brass lamp", 500)) < 1.5
+        fresh = Library.open(tmp_path / "library.sqlite3", read_only=True)
+        with fresh:
+            assert library.bm25("brass lamp", 500) == fresh.bm25("brass lamp", 500)
+
+
 def mean_reciprocal_rank(library: Library, pairs: list[tuple[str, set[str]]]) -> float:
     name_of = {passage.rowid: passage.document_id for passage in library.passages()}
     found = []

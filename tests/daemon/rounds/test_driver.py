@@ -31,6 +31,7 @@ from peers.attempts import effects as do
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import RULES
 from peers.wire.errors import PeerRefused, RemoteProtocolError
+from peers.wire.frames import ReceivedObject
 from peers.wire.manifest import signed
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
@@ -284,6 +285,15 @@ async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed
         driver.store.persist(driver.protocol.durable, (one_of(8, "alder", "birch"),))
         await driver.unbooked.look()
         assert "lacks rounds 1, 3 to 4 and 8," in driver.unbooked.warning
+
+
+async def test_an_upload_of_an_attempt_that_is_over_leaves_no_file(
+    driver: Driver, tmp_path: Path
+) -> None:
+    (late := tmp_path / "late").write_bytes(b"late")
+    name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=99)
+    await driver._work.arrived("birch", name, ReceivedObject(4, bytes(32), path=late))
+    assert not late.exists()
 
 
 @pytest.mark.parametrize("kept", [False, True])
