@@ -359,7 +359,8 @@ def _forget_attached() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_ATTACHED}-*-*"):
         pid = folder.name.removeprefix(f"{_ATTACHED}-").partition("-")[0]
         with suppress(OSError):
-            if not Path("/proc", pid).exists() and folder.stat().st_uid == os.getuid():
+            over = pid.isdecimal() and not Path("/proc", pid).exists()
+            if over and folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder)
 
 
