@@ -263,6 +263,7 @@ class Servicer:
             # writing does not reach it as such (`PeerLink._go_ahead`).
             first = await anext(pieces, None)
             with self._one_of("pushes", self.limits.pushes, site):
+                self._refuse_while_taking(site)
                 if first is None or not first.HasField("name"):
                     raise RemoteProtocolError("a push that does not begin with what it is")
                 self._admit(site, first.federation_id, first.sender)
@@ -493,6 +494,14 @@ class Servicer:
         except asyncio.CancelledError:
             taking.add_done_callback(_tell_failure)  # no call is left to tell its sender
             raise
+
+    def _refuse_while_taking(self, site: str) -> None:
+        """Whoever cuts its line again and again has no more in our hands than others."""
+        if [*self._taking.values()].count(site) >= self.limits.pushes:
+            raise Refusal(
+                Reason.TOO_MANY,
+                f"{self.limits.pushes} objects of site {site!r} are being taken: wait for one",
+            )
 
     async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
         try:

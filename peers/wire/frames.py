@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import io
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -167,7 +168,9 @@ class _Intake:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])
+            while not writing.done():  # whoever cancels may do so twice
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([writing])
             raise
 
     def _write(self, frame: pb.Frame) -> None:

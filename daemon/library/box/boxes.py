@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -43,6 +44,7 @@ _AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fe
 _PROBLEMS: Final = 1000  # of a file
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
 _ATTACHED: Final = "hanse-attached"  # and the process's number: folders of what is attached
+_PID: Final = re.compile("[1-9][0-9]*")
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
 
 
@@ -359,7 +361,7 @@ def _forget_attached() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_ATTACHED}-*-*"):
         pid = folder.name.removeprefix(f"{_ATTACHED}-").partition("-")[0]
         with suppress(OSError):
-            over = pid.isdecimal() and not Path("/proc", pid).exists()
+            over = _PID.fullmatch(pid) and not Path("/proc", pid).exists()
             if over and folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder)
 

@@ -271,8 +271,14 @@ async def test_what_arrived_whole_is_taken_though_its_line_breaks(alpha: Site, b
     await until(lambda: beta.inbox.waiting == 1)
     push.cancel()
     await until(lambda: not beta.transport._servicer._busy["pushes", "alpha"])
+    again = asyncio.create_task(alpha.transport.push("beta", UPDATE, b"again"))
+    await until(lambda: beta.inbox.waiting == 2)
+    again.cancel()
+    await until(lambda: not beta.transport._servicer._busy["pushes", "alpha"])
+    with pytest.raises(PeerRefused, match="2 objects of site 'alpha' are being taken"):
+        await alpha.transport.push("beta", UPDATE, b"too many")
     beta.inbox.gate.set()
-    await until(lambda: [name for _, name, _ in beta.inbox.blobs] == [UPDATE])
+    await until(lambda: [name for _, name, _ in beta.inbox.blobs] == [UPDATE] * 2)
 
 
 @pytest.mark.slow
