@@ -9,27 +9,15 @@ from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.generator import Citation, Generator, cite
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
-from daemon.library.search import (
-    DEPTH,
-    USUAL_WEIGHTS,
-    Ranked,
-    RankingWeights,
-    different,
-    labels_of,
-    search,
-)
+from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
 
 if TYPE_CHECKING:
-    from crypto.arrays import Float32, Int64
     from daemon.answering.cross_encoder import CrossEncoder
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.dense.index import DenseIndex
     from daemon.library.levels import Sentences
     from daemon.library.store import Library
     from daemon.library.titles import Titles
-
-
-_DEEPER = 10  # times as many passages are looked at where copies leave too few different ones
 
 
 class QuestionRefusedError(Exception):
@@ -96,32 +84,21 @@ class OpenVersion:
             among = labels_of(self.library, filters)
         except NothingFits as error:
             raise QuestionRefusedError(str(error)) from None
-        vector = self.embed_question(question)
         deepest = 0 if self.cross_encoder is None else self.cross_encoder.depth
-        depth = max(DEPTH, top_k, deepest)
-        found = self._ranked(question, vector, depth, among)
-        shown = different(self.library, found, top_k, among)
-        # Copies fill them, and there may be more behind these.
-        if len(shown) < top_k and len(found) == depth:
-            found = self._ranked(question, vector, _DEEPER * depth, among)
-            shown = different(self.library, found, top_k, among)
-        return shown
-
-    def _ranked(
-        self, question: str, vector: Float32, depth: int, among: Int64 | None
-    ) -> list[Ranked]:
         found = search(
             self.library,
             self.index,
             self.titles,
             question,
-            vector,
-            depth,
+            self.embed_question(question),
+            max(top_k, deepest),
             self.weights,
             among,
             self.sentences,
         )
-        return found if self.cross_encoder is None else self.cross_encoder.ranked(question, found)
+        if self.cross_encoder is not None:
+            found = self.cross_encoder.ranked(question, found)
+        return found[:top_k]
 
     @property
     def left_out(self) -> str:

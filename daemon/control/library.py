@@ -9,6 +9,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
+import structlog
+
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.library_messages import (
     citation_message,
@@ -34,6 +36,8 @@ from daemon.process.streams import Listener, watched
 from daemon.services.library_changes import SilentError
 from daemon.services.originals import Upload
 from proto import control_pb2 as control
+
+log = structlog.get_logger()
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
@@ -389,6 +393,7 @@ async def _heard(
                 await tell.has_all()
                 request = await anext(requests, None)
         except TimeoutError:
+            log.warning("an ingest was ended: its fedctl is silent", seconds=_SILENT_S)
             raise SilentError(
                 f"fedctl sent nothing, or took no answers, for {_SILENT_S:g} s, so the ingest was "
                 "ended: others may want to change the library\n"

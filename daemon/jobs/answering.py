@@ -64,7 +64,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_WEIGHED_BY = 200  # pairs, at most: opening a version is to take about a second
+# Opening a version is to take about a second.
+_WEIGHED_BY = 200  # pairs, at most
+_COUNTING_S = 0.5
 
 
 class NotOpenError(Exception):
@@ -178,6 +180,7 @@ def open_version(
     with ExitStack() as undoing:
         undoing.callback(library.close)
         titles = Titles(library.titles())
+        library.count_common_words(_COUNTING_S)
         embed_sentences = _sentence_embedder(retriever, library, sentences_path)
         undoing.callback(embed_sentences.close)
         embed_question = QuestionEmbedder(retriever)

@@ -29,6 +29,7 @@ DEPTH = 50  # passages of each ranking that are looked at, at least
 # Passages that are looked at for their titles. More of them cost a millisecond a thousand;
 # with fewer a long document that a question names is not seen whole.
 _BY_TITLE = 2000
+_DEEPER = 10  # times as many are looked at where copies leave too few different ones
 _BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 
 # What a title that has all of a question's words adds to a cosine, and what a passage that
@@ -83,7 +84,7 @@ class Explanation:
 class Ranked:
     """A passage found; greater scores are better, and compare within one search only.
 
-    ``copies``: what says nearly the same, where there is any (`different`).
+    ``copies``: what says nearly the same, where there is any.
     """
 
     passage: Passage
@@ -161,48 +162,66 @@ def search(
 ) -> list[Ranked]:
     """The ``top_k`` best passages for a question, best first; of ``among`` (labels), or of all.
 
+    They are different texts: of several that say nearly the same the best stands for the
+    others, which are told with it.
+
     ``vector`` [d] is the question as the index's model version embeds it. Where a passage
     came after the index was made its words are all that finds it, and count in full.
     ``titles``: of the passages that the index holds, or of more. ``sentences``: where these
     are compared (`daemon.library.levels`), and not passages alone.
     """
+
+    def ranked(depth: int) -> tuple[Candidates, Int64]:
+        if among is None:
+            nearest = index.search(vector[np.newaxis], depth_of(depth, sentences))[0][0]
+            words = library.bm25(question, depth)
+        else:
+            nearest = among  # all of them are compared: a graph can't pass over any
+            words = library.bm25(question, depth, among.tolist())
+        found = candidates(index, titles, question, vector, nearest, words, among)
+        if sentences is not None:
+            found = by_sentences(found, vector, sentences)
+        return found, np.array(found.ranked(weights, depth), np.int64)
+
     depth = max(DEPTH, top_k)
-    if among is None:
-        nearest = index.search(vector[np.newaxis], depth_of(depth, sentences))[0][0]
-        words = library.bm25(question, depth)
-    else:
-        nearest = among  # all of them are compared: a graph can't pass over any
-        words = library.bm25(question, depth, among.tolist())
-    found = candidates(index, titles, question, vector, nearest, words, among)
-    if sentences is not None:
-        found = by_sentences(found, vector, sentences)
-    rows = found.ranked(weights, depth)
-    # A passage of the index whose document has changed since is gone: passed over.
-    passages = library.passages_by_rowid(found.labels[rows].tolist())
-    scores, explained = found.scores(weights), found.explained(weights)
-    return [
-        Ranked(passages[label], float(scores[row]), explained(row))
-        for row, label in zip(rows, found.labels[rows].tolist(), strict=True)
-        if label in passages
-    ][:top_k]
+    found, rows = ranked(depth)
+    groups = _groups(library, found.labels[rows])
+    # Copies fill them, and there may be more behind these.
+    if len(groups) < top_k and len(rows) == depth:
+        found, rows = ranked(_DEEPER * depth)
+        groups = _groups(library, found.labels[rows])
+    return _shown(library, groups[:top_k], found, weights, among)
 
 
-def different(
-    library: Library, found: Sequence[Ranked], top_k: int, among: Int64 | None = None
-) -> list[Ranked]:
-    """The first ``top_k`` of these that are different texts, each with its near-duplicates.
+def _groups(library: Library, labels: Int64) -> list[list[int]]:
+    """These labels in their order, each with those behind it that say nearly the same.
 
-    Of several that say nearly the same the first stands for the others. ``among``: as in
-    `search`; no others are told.
+    A passage of the index whose document has changed since is gone: passed over.
     """
-    leaders = library.near.leaders([one.passage.rowid for one in found])
-    groups: dict[int, list[Ranked]] = {}
-    for one in found:
-        groups.setdefault(leaders[one.passage.rowid], []).append(one)
-    shown = list(groups.values())[:top_k]
-    behind = {one.passage.rowid: [x.passage.rowid for x in others] for one, *others in shown}
-    copies = library.near.copies(behind, among)
-    return [replace(one, copies=copies.get(one.passage.rowid)) for one, *_ in shown]
+    leaders = library.near.leaders(labels.tolist())
+    groups: dict[int, list[int]] = {}
+    for label in labels.tolist():
+        if label in leaders:
+            groups.setdefault(leaders[label], []).append(label)
+    return list(groups.values())
+
+
+def _shown(
+    library: Library,
+    groups: Sequence[Sequence[int]],
+    found: Candidates,
+    weights: RankingWeights,
+    among: Int64 | None,
+) -> list[Ranked]:
+    passages = library.passages_by_rowid([first for first, *_ in groups])
+    copies = library.near.copies({first: others for first, *others in groups}, among)
+    scores, explained = found.scores(weights), found.explained(weights)
+    rows = {first: int(np.searchsorted(found.labels, first)) for first, *_ in groups}
+    return [
+        Ranked(passages[label], float(scores[row]), explained(row), copies.get(label))
+        for label, row in rows.items()
+        if label in passages
+    ]
 
 
 def candidates(

@@ -56,7 +56,7 @@ from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair, Waiting
 from daemon.library.removals import Removals
 from daemon.library.schema import LibraryError, explained, open_database, transaction
-from daemon.library.words import WordsRanking, terms
+from daemon.library.words import WordsRanking
 from daemon.process.faultpoints import passing
 
 _PASSAGES = (
@@ -516,16 +516,13 @@ class Library:
 
     def words_in(self, query: str, rowids: Sequence[int]) -> dict[int, list[str]]:
         """The query's words that are in each of these passages, in the query's order."""
-        found: dict[int, list[str]] = {rowid: [] for rowid in rowids}
-        for term in terms(query):
-            rows = self._rows(
-                "SELECT rowid FROM passage_words WHERE passage_words MATCH ?"
-                " AND rowid IN (SELECT value FROM json_each(?))",
-                (f'"{term}"', json.dumps(list(rowids))),
-            )
-            for (rowid,) in rows:
-                found[rowid].append(term)
-        return found
+        with explained(self._path):
+            return self._words.found_in(query, rowids)
+
+    def count_common_words(self, seconds: float) -> None:
+        """Count in how many passages common words are, for so long: a question is to know it."""
+        with explained(self._path):
+            self._words.count_common(seconds)
 
     # ---- the whole -------------------------------------------------------------------
 

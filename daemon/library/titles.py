@@ -23,6 +23,9 @@ from daemon.library.catalogue.name_words import BOUNDARY, name_words, runs
 # "American Water Works" is to find AMERICANWATERWORKS: so many neighbours are also one word.
 _JOINED = 3
 _MOST_WORDS = 128  # of a question; those behind are not looked at
+# Titles whose passages are looked at. MRR@10 of seven institutions' questions, of up to 2,215
+# titles, is the same to four digits with 64 of them, and with all.
+_MOST_TITLES = 500
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,13 @@ class Titles:
     def best(self, shares: Float32, most: int) -> Int64:
         """Labels of passages under the titles with the greatest shares, ``most`` at most.
 
-        A title is taken whole while there is room; of the last one its first passages.
+        A title is taken whole while there is room; of the last one its first passages. No
+        more than `_MOST_TITLES` are looked at.
         """
         matching = np.flatnonzero(shares > 0.0)
-        if len(matching) > most:  # a title has a passage: no more than so many can be taken
-            greatest = np.argpartition(-shares[matching], most - 1)[:most]
+        taken = min(most, _MOST_TITLES)  # a title has a passage
+        if len(matching) > taken:
+            greatest = np.argpartition(-shares[matching], taken - 1)[:taken]
             matching = np.sort(matching[greatest])
         order = matching[np.argsort(-shares[matching], kind="stable")]
         before = np.cumsum(self._sizes[order]) - self._sizes[order]

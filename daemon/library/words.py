@@ -15,6 +15,8 @@ import json
 import math
 import re
 import sqlite3
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _MAX_QUERY_TERMS = 128
@@ -23,6 +25,7 @@ _LEAST_WEIGHT = 1e-6  # FTS5's, of a word that is in half of the passages or mor
 # the whole ranking also where 800 are looked at.
 _MOST_POSTINGS = 1000
 _MOST_COUNTS = 10_000  # words whose passages' number is remembered
+_SAMPLED, _COMMON_FROM = 200, 3  # passages, and in how many of them a word may be common
 _STALE = 0.05  # of the passages come or gone, and common words are counted anew
 # A word of the title counts as so many of the text. Measured on the questions of
 # three institutions: MRR@10 of BM25 alone 0.01 to 0.04 above equal weights at each.
@@ -31,9 +34,10 @@ _TERM = re.compile(r"\w+")
 _SCORES = (
     "SELECT rowid, -bm25(passage_words, ?1, 1.0, 1.0) FROM passage_words"
     # The plus keeps SQLite from matching once for each rowid.
-    " WHERE passage_words MATCH ?2 AND (?4 IS NULL OR +rowid IN"
-    " (SELECT value FROM json_each(?4))) ORDER BY rowid DESC LIMIT ?3"
+    " WHERE passage_words MATCH ?2 AND (?3 IS NULL OR +rowid IN"
+    " (SELECT value FROM json_each(?3)))"
 )
+_LATEST = " ORDER BY rowid DESC LIMIT ?4"
 _COUNT_AMONG = (
     "SELECT count(*) FROM passage_words WHERE passage_words MATCH ?"
     " AND +rowid IN (SELECT value FROM json_each(?))"
@@ -73,23 +77,59 @@ class WordsRanking:
         if not here or k < 1:
             return []
         rare, common = _parted(here, most)
-        scores = self._scores(_any(rare), most, allowed)
+        # Backwards they are read more slowly: only where there are more than are wanted.
+        latest = most if sum(here[term] for term in rare) > most else None
+        scores = self._scores(_any(rare), allowed, latest)
         # FTS5 gives a word that half of the passages have next to no weight, but would read
         # all that there is of it.
         if telling := [term for term in common if 2 * counts[term] < self._passages]:
-            scores |= self._scores(f"({_any(rare)}) AND ({_any(telling)})", most, allowed)
+            scores |= self._scores(f"({_any(rare)}) AND ({_any(telling)})", allowed, latest)
         whole = max(sum(self._weight(count) for count in counts.values()), self._weight(1))
         best = heapq.nsmallest(k, [(-score, rowid) for rowid, score in scores.items()])
         return [(rowid, -score / whole) for score, rowid in best]
+
+    def found_in(self, query: str, rowids: Sequence[int]) -> dict[int, list[str]]:
+        """The query's words that are in each of these passages, in the query's order."""
+        found: dict[int, list[str]] = {rowid: [] for rowid in rowids}
+        for term in terms(query):
+            rows = self._db.execute(
+                "SELECT rowid FROM passage_words WHERE passage_words MATCH ?"
+                " AND rowid IN (SELECT value FROM json_each(?))",
+                (_any([term]), json.dumps(list(rowids))),
+            )
+            for (rowid,) in rows:
+                found[rowid].append(term)
+        return found
+
+    def count_common(self, seconds: float) -> None:
+        """Count words that several of a few passages have, most frequent first, for so long.
+
+        The first question that has one would wait for it, up to a millisecond each.
+        """
+        until = time.monotonic() + seconds
+        ((first, last),) = self._db.execute("SELECT min(rowid), max(rowid) FROM passage")
+        step = max(1, ((last or 0) - (first or 0)) // _SAMPLED)
+        sampled = json.dumps(list(range(first or 0, (last or 0) + 1, step)))
+        texts = self._db.execute(
+            "SELECT text FROM passage WHERE rowid IN (SELECT value FROM json_each(?))", (sampled,)
+        )
+        passages = Counter(term for (text,) in texts for term in {*_TERM.findall(text.lower())})
+        for term, count in passages.most_common(_MOST_COUNTS // 2):
+            if count < _COMMON_FROM or time.monotonic() > until:
+                return
+            self._count([term])
 
     def _weight(self, count: int) -> float:
         """Of a word that is in so many passages, as FTS5 has it."""
         without = max(0, self._passages - count)  # the count may be older than some that went
         return max(math.log((without + 0.5) / (count + 0.5)), _LEAST_WEIGHT)
 
-    def _scores(self, expression: str, most: int, allowed: str | None) -> dict[int, float]:
-        """BM25 of passages by rowid, of the ``most`` that came last."""
-        return dict(self._db.execute(_SCORES, (_TITLE_WEIGHT, expression, most, allowed)))
+    def _scores(self, expression: str, allowed: str | None, latest: int | None) -> dict[int, float]:
+        """BM25 of passages by rowid; only of the ``latest`` that came last, where that is given."""
+        values = (_TITLE_WEIGHT, expression, allowed)
+        if latest is None:
+            return dict(self._db.execute(_SCORES, values))
+        return dict(self._db.execute(_SCORES + _LATEST, (*values, latest)))
 
     def _count_among(self, asked: Iterable[str], allowed: str) -> dict[str, int]:
         """In how many of these passages each word is; without those that are in none."""

@@ -41,6 +41,9 @@ T = TypeVar("T")
 
 _LAST_REPORT_S = 5.0  # how long it is waited for once the result is here: it was sent before that
 
+# A question reads all weights of the encoder, and spends less time on finding them.
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
 _call = 0  # in a worker: the number of what it carries out
 _progress: Connection | None = None
 _answers: Connection | None = None
@@ -98,6 +101,7 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
     """
     multiprocessing.set_forkserver_preload(list(modules))
     before = dict(os.environ)
+    os.environ.setdefault("GLIBC_TUNABLES", _HUGE_PAGES)
     os.environ.update(_thread_limits(threads))
     try:
         forkserver.ensure_running()

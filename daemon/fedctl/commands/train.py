@@ -85,7 +85,6 @@ HiddenBy = Annotated[
         help="How updates are hidden; by masking more sites must collude.",
     ),
 ]
-Mask = Annotated[bool, typer.Option("--mask", help="As --mode masking.")]
 Robust = Annotated[
     str | None,
     typer.Option(
@@ -163,7 +162,6 @@ def train(
     recipe: RecipeOption = "",
     choose: Choices = None,
     mode: HiddenBy = None,
-    mask: Mask = False,
     robust: Robust = None,
     byzantine_sites: ByzantineSites = None,
     clip: ClipNorm = None,
@@ -194,7 +192,7 @@ def train(
     )
     axes, of_noise = without_noise(choose or ())
     chosen = Chosen(recipe, axes, epsilon or 0.0)
-    plan |= guards_of(robust, byzantine_sites, mode, mask=mask)
+    plan |= guards_of(robust, byzantine_sites, mode)
     of_noise |= _given(
         clip_norm=clip,
         noise_multiplier=noise,
@@ -301,15 +299,8 @@ async def _stop(session: Session) -> tuple[TrainReply, str]:
 # ---- what a plan says of masks, rules and noise ---------------------------------
 
 
-def guards_of(
-    rule: str | None, byzantine_sites: int | None, mode: str | None, *, mask: bool
-) -> dict[str, Any]:
+def guards_of(rule: str | None, byzantine_sites: int | None, mode: str | None) -> dict[str, Any]:
     """How updates are hidden and compared, as fields of a training plan."""
-    if mask and mode not in (None, "masking"):
-        raise _senseless(
-            f"--mask is --mode masking, and --mode {mode} is another", "Say one of them"
-        )
-    mode = "masking" if mask else mode
     if mode is not None and mode not in _MODES:
         raise _senseless(f"there is no mode {mode}", f"Use one of {', '.join(_MODES)}")
     if mode is not None and rule is not None and not traits_of(_MODES[mode]).comparable:

@@ -130,14 +130,18 @@ class NearDuplicates:
     # ---- reading ---------------------------------------------------------------
 
     def leaders(self, rowids: Sequence[int]) -> dict[int, int]:
-        """The leader of each of these passages' groups; of one that nobody looked at, itself."""
+        """The leader of the group of each of these passages that is here.
+
+        Of one that nobody has looked at it is itself.
+        """
         with self._reading():
-            found = self._rows(
-                "SELECT passage, leader FROM near_duplicate WHERE leader IS NOT NULL"
-                " AND passage IN (SELECT value FROM json_each(?))",
-                json.dumps([int(rowid) for rowid in rowids]),
+            return dict(
+                self._rows(
+                    "SELECT passage, coalesce(leader, passage) FROM near_duplicate"
+                    " WHERE passage IN (SELECT value FROM json_each(?))",
+                    json.dumps([int(rowid) for rowid in rowids]),
+                )
             )
-        return {rowid: rowid for rowid in rowids} | dict(found)
 
     def copies(
         self, of: Mapping[int, Sequence[int]], among: Int64 | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
 from daemon.learning.options import EncoderError
 from daemon.library.search import Explanation, Ranked
-from tests.daemon.answering.conftest import WORDS, Site
+from tests.daemon.answering.conftest import DOCUMENTS, WORDS, Site
 from tests.support.small_models import small_cross_encoder, small_encoder
 
 pytestmark = pytest.mark.slow  # it loads transformers
@@ -77,6 +78,15 @@ def test_what_is_beyond_the_first_can_come_up(site: Site, folder: Path) -> None:
     site.open(cross_encoder=str(folder))
     assert [one.passage.document_id for one in found(1)] == ["sail"], "it speaks of cotton"
     assert answering.ask(QUESTION, 1).citations[0].document_id == "sail"
+
+
+def test_of_copies_it_reads_one_and_room_is_for_other_texts(site: Site, folder: Path) -> None:
+    lamp = next(one for one in DOCUMENTS if one.id == "lamp")
+    site.ingest([replace(lamp, id=f"old/{n}") for n in range(5)], [])
+    site.open(index=site.indexed(site.digest), cross_encoder=str(folder), cross_encoder_depth=4)
+    first, *others = [one for one in found() if why(one).place_before]
+    assert first.passage.document_id == "sail", "behind six lamps by all else"
+    assert [one.copies.count for one in others if one.copies] == [5]
 
 
 def test_a_question_is_answered_where_the_model_fails(site: Site, folder: Path) -> None:

@@ -441,7 +441,7 @@ def test_nought_is_chosen_where_it_says_something(fedctl: Fedctl, daemon: Canned
     ran = fedctl("train", "--rounds", 1, "--detach", *words, "--robust", "norm", "--clip", 1)
     assert ran.code == Exit.OK
     assert sorted(daemon.asked[-1].noughts) == sorted(name.replace("-", "_") for name in chosen)
-    assert fedctl("train", "--rounds", 1, "--detach", "--mask").code == Exit.OK
+    assert fedctl("train", "--rounds", 1, "--detach", "--mode", "masking").code == Exit.OK
     assert not daemon.asked[-1].noughts
     assert fedctl("train", "--rounds", 1, "--batch-size", 0).code == Exit.USAGE
     assert fedctl("personalise", "--local-epochs", 0).code == Exit.USAGE

@@ -144,18 +144,15 @@ def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedD
     chosen = asked("--clip", 1, "--set", "loss_threshold=0.5", "--set", "dropout=0.1")
     assert (chosen.plan.privacy.loss_threshold, [*chosen.choices]) == (0.5, ["dropout=0.1"])
     assert asked("--clip", 1, "--set", "colluders=0").noughts == ["colluders"]
-    for words in (["--mask"], ["--mode", "masking"]):
-        masked = asked(*words).plan
-        assert (masked.mode, masked.robust) == (pb.MASKING, pb.ROBUST_NONE)
+    masked = asked("--mode", "masking").plan
+    assert (masked.mode, masked.robust) == (pb.MASKING, pb.ROBUST_NONE)
     assert "mode" not in asked().noughts
     assert "mode" in asked("--mode", "ckks", "--robust", "norm").noughts
     guarded = asked("--robust", "multi_krum", "--byzantine-sites", 2).plan
     assert (guarded.robust, guarded.byzantine_sites) == (pb.ROBUST_MULTI_KRUM, 2)
     for senseless in (
-        ["--mask", "--robust", "norm"],
         ["--mode", "masking", "--robust", "norm"],
         ["--mode", "plain"],
-        ["--mode", "ckks", "--mask"],
         ["--byzantine-sites", 1],
         ["--noise", 1],
         ["--epsilon", 1],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daemon.library.catalogue.name_words import name_words
-from daemon.library.titles import Titles
+from daemon.library.titles import _MOST_TITLES, Titles
 
 FILINGS = ("3M_2018_10K", "3M_2019_10K", "AMERICANWATERWORKS_2019_10K", "PEPSICO_2023Q1_10Q")
 
@@ -100,6 +100,16 @@ def test_of_many_titles_the_best_are_taken() -> None:
     named = Titles((n, f"d{n}", f"Alder {1000 + n}") for n in range(1, 50))
     more = named.shares(named.asked("alder 1003"))
     assert named.best(more, 1).tolist() == [3]
+
+
+def test_of_very_many_titles_that_match_the_first_best_are_looked_at() -> None:
+    titles = titled(
+        *[f"Alder ward {n}" for n in range(600)], *[f"Birch ward {n}" for n in range(9)]
+    )
+    got = titles.shares(titles.asked("alder or birch"))
+    best = titles.best(got, 2000)
+    assert len(best) == _MOST_TITLES < 600
+    assert set(range(601, 610)) <= set(best.tolist()), "the rarer name weighs more"
 
 
 def test_equal_titles_count_once_however_many_documents_have_them() -> None:

@@ -139,3 +139,23 @@ def test_on_real_questions_the_bound_costs_next_to_nothing(
         monkeypatch.setattr(BOUND, len(documents) // 5)
         assert abs(mean_reciprocal_rank(library, pairs) - whole) <= 0.005
     assert whole > 0.4
+
+
+def test_common_words_are_counted_before_anybody_asks(tmp_path: Path) -> None:
+    with filled(tmp_path / "library.sqlite3") as library:
+        asked = "Which brass lamp hangs or burns?"
+        expected = library.bm25(asked, 9)
+    with Library.open(tmp_path / "library.sqlite3", read_only=True) as library:
+        library.count_common_words(60.0)
+        assert {"lamp", "brass", "burns", "hangs"} <= library._words._counts.keys()
+        assert library.bm25(asked, 9) == expected
+
+
+@pytest.mark.parametrize("documents", [0, 1])
+def test_a_small_library_has_next_to_nothing_to_count(tmp_path: Path, documents: int) -> None:
+    with Library.open(tmp_path / "library.sqlite3") as library:
+        some = [Document(f"d{n}", "", "The lamp hangs.") for n in range(documents)]
+        library.put_documents(some, splitter=splitter(50))
+        library.count_common_words(60.0)
+        assert not library._words._counts
+        assert len(library.bm25("lamp", 9)) == documents

@@ -243,6 +243,35 @@ async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
     assert psutil.Process(parent).num_threads() == 1, "no thread is lost when it forks"
 
 
+MEMORY = """
+import asyncio, os
+from daemon.process.workers import Worker, import_once
+
+async def main():
+    import_once([], threads=1)
+    worker = Worker("arithmetic", threads=1, forked=True)
+    print(await worker.run(os.getenv, "GLIBC_TUNABLES"))
+    await worker.stop()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["", "glibc.malloc.tcache_count=1"])
+def test_memory_is_asked_for_in_huge_pages_unless_the_operator_chose(
+    tmp_path: Path, chosen: str
+) -> None:
+    (tmp_path / "memory.py").write_text(MEMORY, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    env |= {"PYTHONPATH": str(ROOT)} | ({"GLIBC_TUNABLES": chosen} if chosen else {})
+    told = subprocess.run(
+        [sys.executable, "memory.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True
+    )
+    assert told.stdout.decode().strip() == (chosen or "glibc.malloc.hugetlb=1")
+
+
 # ---- a job that asks ------------------------------------------------------------------
 
 
