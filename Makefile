@@ -44,7 +44,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restor
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie
-	@$(BIN)/python -m pytest -q --durations=12 -m "faults and not endurance" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=12 -m "faults and not endurance" $(ARGS)
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
 	@$(BIN)/python -m pytest -q -s --durations=12 -m "endurance and not attacks" $(ARGS)

@@ -33,6 +33,7 @@ from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
+    pytest.mark.faults,
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.timeout(900),
