@@ -114,7 +114,8 @@ class Searched:
 class _Anew:
     """An evaluation's questions, of which the cross-encoder has ranked the first few.
 
-    ``best``: passages of each by all the rest; ``ranked``: as people get them.
+    ``best``: passages of each by all the rest, copies too; ``ranked``: as people get them, but
+    for the copies, which people's questions leave out before.
     """
 
     pairs: list[Pair]
@@ -238,7 +239,8 @@ def rank_anew(split: str, seconds: float) -> EvaluationProgress:
     version = _opened()
     if version.cross_encoder is None:
         return EvaluationProgress("cross-encoder")
-    if (anew := _anew.get(split)) is None:
+    anew = _anew.get(split)
+    if anew is None or anew.pairs != held_out(version.library, split)[1]:  # some came since
         _, pairs, asked = _questions(version, split)
         anew = _anew[split] = _Anew(pairs, fused(asked), [])
     anew.go_on(version.cross_encoder, version.library, until)
@@ -256,7 +258,7 @@ def evaluate(split: str) -> Evaluation:
     version = _opened()
     wanted, (split, pairs, asked) = split, _questions(version, split)
     if version.cross_encoder is not None:
-        anew = _anew.pop(wanted, None)
+        anew = _anew.get(wanted)
         if anew is None or anew.pairs != pairs:  # pairs have come since, or nobody has begun
             anew = _Anew(pairs, fused(asked), [])
         anew.go_on(version.cross_encoder, version.library, math.inf)

@@ -180,7 +180,7 @@ def search(
             words = library.bm25(question, depth, among.tolist())
         found = candidates(index, titles, question, vector, nearest, words, among)
         if sentences is not None:
-            found = by_sentences(found, vector, sentences)
+            found = by_sentences(found, vector, sentences, depth)
         return found, np.array(found.ranked(weights, depth), np.int64)
 
     depth = max(DEPTH, top_k)
@@ -262,12 +262,16 @@ def depth_of(depth: int, sentences: Sentences | None) -> int:
     return depth if sentences is None else max(depth, RANKED_ANEW)
 
 
-def by_sentences(found: Candidates, vector: Float32, sentences: Sentences) -> Candidates:
+def by_sentences(
+    found: Candidates, vector: Float32, sentences: Sentences, depth: int = DEPTH
+) -> Candidates:
     """The best of those passages, compared at another level with the question [d].
 
-    Where not all of their sentences are known they are compared as before.
+    Of these ``depth`` are to remain. Where not all of their sentences are known they are
+    compared as before.
     """
-    best = found.at(np.sort(np.array(found.ranked(USUAL_WEIGHTS, RANKED_ANEW), np.int64)))
+    most = depth_of(depth, sentences)
+    best = found.at(np.sort(np.array(found.ranked(USUAL_WEIGHTS, most), np.int64)))
     if not len(best.labels):
         return found
     cosines = sentences.compared(best.labels, best.cosines, vector)

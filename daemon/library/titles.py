@@ -92,9 +92,11 @@ class Titles:
         """
         matching = np.flatnonzero(shares > 0.0)
         taken = min(most, _MOST_TITLES)  # a title has a passage
-        if len(matching) > taken:
-            greatest = np.argpartition(-shares[matching], taken - 1)[:taken]
-            matching = np.sort(matching[greatest])
+        if len(matching) > taken:  # of equal ones at its end, the first
+            least = np.partition(shares[matching], -taken)[-taken]
+            above = matching[shares[matching] > least]
+            equal = matching[shares[matching] == least][: taken - len(above)]
+            matching = np.sort(np.concatenate([above, equal]))
         order = matching[np.argsort(-shares[matching], kind="stable")]
         before = np.cumsum(self._sizes[order]) - self._sizes[order]
         chosen, before = order[before < most], before[before < most]

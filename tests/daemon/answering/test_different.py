@@ -10,8 +10,9 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.near_duplicates import TOLD
+from daemon.library.levels import RANKED_ANEW
 from daemon.library.readers.documents import Document
-from daemon.library.search import DEPTH, Ranked
+from daemon.library.search import Ranked
 from daemon.library.store import Library
 from tests.daemon.answering.conftest import DOCUMENTS, PAIRS, Site
 
@@ -55,11 +56,18 @@ def test_scores_are_those_that_they_have_without_copies(site: Site) -> None:
             assert one.explanation.cosine == pytest.approx(alone.cosine, abs=1e-6)
 
 
-def test_more_copies_than_are_looked_at_hide_no_other_text(site: Site) -> None:
-    opened_with(site, *copies_of(ROPE, DEPTH + 20))
+@pytest.mark.parametrize("level", ["passage", "sentence", "both"])
+def test_more_copies_than_are_looked_at_hide_no_other_text(site: Site, level: str) -> None:
+    count = RANKED_ANEW + 20
+    site.ingest(copies_of(ROPE, count), [])
+    while learning_jobs.work_ahead(site.spec, site.library, site.sentences, 60.0):
+        pass
+    site.open(index=site.indexed(site.digest), level=level)
     first, *others = found(4)
+    assert first.explanation is not None
+    assert first.explanation.level == level
     assert first.copies is not None
-    assert first.copies.count == DEPTH + 20
+    assert first.copies.count == count
     assert len(told(first)) == TOLD
     assert {one.passage.document_id for one in others} == {"sail", "lamp", "pump"}
 
