@@ -29,7 +29,8 @@ DEPTH = 50  # passages of each ranking that are looked at, at least
 # Passages that are looked at for their titles. More of them cost a millisecond a thousand;
 # with fewer a long document that a question names is not seen whole.
 _BY_TITLE = 2000
-_DEEPER = 10  # times as many are looked at where copies leave too few different ones
+# Where copies leave too few different ones, so many times as many are looked at, and again.
+_DEEPER, _DEEPEST = 10, 5000
 _BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 
 # What a title that has all of a question's words adds to a cosine, and what a passage that
@@ -187,8 +188,9 @@ def search(
     found, rows = ranked(depth)
     groups = _groups(library, found.labels[rows])
     # Copies fill them, and there may be more behind these.
-    if len(groups) < top_k and len(rows) == depth:
-        found, rows = ranked(_DEEPER * depth)
+    while len(groups) < top_k and len(rows) == depth < _DEEPEST:
+        depth = min(_DEEPER * depth, _DEEPEST)
+        found, rows = ranked(depth)
         groups = _groups(library, found.labels[rows])
     return _shown(library, groups[:top_k], found, weights, among)
 

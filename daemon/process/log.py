@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 
@@ -25,6 +25,45 @@ _REDACTED = "<redacted>"
 _DIGEST_BYTES = 32
 # sd-daemon(3): the journal reads a level from the start of a line.
 _JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "console"]
+chosen: tuple[Level, Format] = "info", "auto"  # of this process, for those that it starts
+
+
+class _Lossy:
+    """A stream whose lines are lost while they can't be written; the next line says how many.
+
+    The disk may be full, or who read it gone: a daemon that ended for that would answer nobody.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost, self._written = 0, False
+
+    def write(self, line: str) -> None:
+        try:
+            self._stream.write(line)
+        except OSError:
+            self._lost += 1
+            self._written = False
+        else:
+            self._written = True
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._lost += self._written
+        else:
+            self._lost *= not self._written
+
+    def told(
+        self, _logger: Any, _method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """A processor of structlog's."""
+        return {**event, "lines_lost": self._lost} if self._lost else event
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -65,8 +104,8 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def configure_logging(
-    level: Literal["debug", "info", "warning", "error"] = "info",
-    format: Literal["auto", "json", "console"] = "auto",
+    level: Level = "info",
+    format: Format = "auto",
     stream: TextIO | None = None,
 ) -> None:
     """Write log lines to ``stream`` (default: standard error), ours and the libraries'.
@@ -74,23 +113,27 @@ def configure_logging(
     ``auto`` means console on a terminal and JSON elsewhere, as under systemd.
     Libraries are heard from level warning on.
     """
+    global chosen
+    chosen = level, format
     stream = stream or sys.stderr
     journal = _is_journal(stream)
     as_json = format == "json" or (format == "auto" and (journal or not stream.isatty()))
     threshold = logging.getLevelNamesMapping()[level.upper()]
+    lossy = _Lossy(stream)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         redact,
+        lossy.told,
     ]
     rendered = _json_lines(journal) if as_json else _console_lines(stream)
     structlog.configure(
         processors=[*shared, *rendered],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, lossy)),
     )
-    libraries = logging.StreamHandler(stream)
+    libraries = logging.StreamHandler(cast(TextIO, lossy))
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

@@ -36,6 +36,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
+from daemon.process import log
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -327,7 +329,7 @@ class Worker:
             max_workers=1,
             mp_context=context,
             initializer=_initialise,
-            initargs=(writer, answers, self._threads, self._nice, self.memory_bytes),
+            initargs=(writer, answers, self._threads, self._nice, self.memory_bytes, log.chosen),
         )
         self._ends = (writer, answers, replies)
         threading.Thread(
@@ -440,9 +442,11 @@ def _initialise(
     threads: int,
     nice: int,
     memory_bytes: int | None,
+    logging: tuple[log.Level, log.Format],
 ) -> None:
     global _progress, _answers
     _progress, _answers = progress, answers
+    log.configure_logging(*logging)
     if memory_bytes is not None:
         # Of data and not of addresses: libraries reserve far more of these than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

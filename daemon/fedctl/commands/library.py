@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -115,7 +116,7 @@ def ingest(
     plain = {name: value for name, value in vars(ingested).items() if name not in _ON_THE_WAY}
     session.result(plain, lambda console: _show(console, ingested))
     for problem in ingested.problems:
-        session.note(f"refused: {_problem_line(problem)}")
+        session.note(f"{_said_of(problem)}: {_problem_line(problem)}")
     if ingested.waiting:
         session.note(_waiting(ingested))
     return ingested.exit_code
@@ -216,6 +217,11 @@ def _waiting(ingested: Ingested) -> str:
     )
 
 
+def _said_of(problem: dict[str, Any]) -> str:
+    """What became of it: of a page that can't be read the file's others are in."""
+    return "not read whole" if problem["page"] else "refused"
+
+
 def _problem_line(problem: dict[str, Any]) -> str:
     place = problem["path"] or ""
     if problem["page"]:
@@ -261,7 +267,8 @@ def _show(console: Console, ingested: Ingested) -> None:
     if ingested.other_kinds:
         console.print(plain_text(_other_kinds(ingested)), soft_wrap=True)
     if ingested.problems:
-        console.print(f"{len(ingested.problems)} refused; see below.")
+        kinds = Counter(map(_said_of, ingested.problems))
+        console.print(f"{', '.join(f'{n} {kind}' for kind, n in kinds.items())}; see below.")
 
 
 def _other_kinds(ingested: Ingested) -> str:

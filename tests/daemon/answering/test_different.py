@@ -10,9 +10,8 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.near_duplicates import TOLD
-from daemon.library.levels import RANKED_ANEW
 from daemon.library.readers.documents import Document
-from daemon.library.search import Ranked
+from daemon.library.search import _DEEPER, DEPTH, Ranked
 from daemon.library.store import Library
 from tests.daemon.answering.conftest import DOCUMENTS, PAIRS, Site
 
@@ -58,7 +57,7 @@ def test_scores_are_those_that_they_have_without_copies(site: Site) -> None:
 
 @pytest.mark.parametrize("level", ["passage", "sentence", "both"])
 def test_more_copies_than_are_looked_at_hide_no_other_text(site: Site, level: str) -> None:
-    count = RANKED_ANEW + 20
+    count = _DEEPER * DEPTH + 20
     site.ingest(copies_of(ROPE, count), [])
     while learning_jobs.work_ahead(site.spec, site.library, site.sentences, 60.0):
         pass

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import openpyxl
 import pytest
 from PIL import Image
 
@@ -44,6 +45,20 @@ def test_ingest_goes_on_after_a_refused_file(
     assert ran.object["problems"][1]["line"] == 2
     assert ran.err.count("refused: ") == 3
     assert fedctl("ingest", tmp_path / "b.txt").code == Exit.FAILED  # nothing was ingested
+
+
+def test_what_is_in_but_for_a_sheet_is_not_called_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    book = openpyxl.Workbook()
+    book.create_sheet("Wards").append(["North", 12])
+    book.create_sheet("Sums").append(["Whole", "=SUM(1, 2)"])
+    book.save(tmp_path / "wards.xlsx")
+    (tmp_path / "broken.txt").write_bytes(b"\xff\xfe\x00")
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.PARTLY
+    assert "1 refused, 1 not read whole; see below" in ran.out, ran.out
+    assert (ran.err.count("refused: "), ran.err.count("not read whole: ")) == (1, 1)
 
 
 def test_pairs_of_a_misspelt_split_are_refused(

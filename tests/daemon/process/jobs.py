@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import structlog
+
 from daemon.process.workers import NobodyAnswers, ask, reads, report
 
 MIB = 1 << 20
@@ -29,6 +31,10 @@ def reporting_and_failing(count: int) -> None:
     for number in range(count):
         report(number)
     raise ValueError("after many reports")
+
+
+def warn(event: str) -> None:
+    structlog.get_logger().warning(event)
 
 
 def whereabouts() -> tuple[bool, str, int]:

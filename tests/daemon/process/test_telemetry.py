@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -105,6 +106,30 @@ def test_the_level_holds_and_libraries_are_heard_from_warning_on() -> None:
     structlog.get_logger().warning("ours again")
     logging.getLogger("library").warning("theirs again")
     assert [line["event"] for line in json_lines(stream)] == ["ours", "theirs"]
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full, until it is not."""
+
+    full = True
+
+    def write(self, line: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(line)
+
+
+def test_lines_that_can_not_be_written_end_nobody_and_are_counted() -> None:
+    stream = Full()
+    configure_logging(stream=stream)
+    structlog.get_logger().warning("one")
+    structlog.get_logger().warning("another")
+    stream.full = False
+    structlog.get_logger().warning("a third")
+    structlog.get_logger().warning("a fourth")
+    third, fourth = json_lines(stream)
+    assert (third["event"], third["lines_lost"]) == ("a third", 2)
+    assert "lines_lost" not in fourth
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 
+from daemon.process import log
 from daemon.process.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once
 from tests.daemon.process.jobs import (
     asking,
@@ -24,6 +28,7 @@ from tests.daemon.process.jobs import (
     reporting,
     reporting_and_failing,
     reporting_and_sleeping,
+    warn,
     whereabouts,
 )
 from tests.support.lines import until
@@ -270,6 +275,20 @@ def test_memory_is_asked_for_in_huge_pages_unless_the_operator_chose(
         [sys.executable, "memory.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True
     )
     assert told.stdout.decode().strip() == (chosen or "glibc.malloc.hugetlb=1")
+
+
+async def test_a_worker_logs_as_its_daemon_does(capfd: pytest.CaptureFixture[str]) -> None:
+    before = log.chosen
+    log.configure_logging("warning", "json", io.StringIO())
+    worker = Worker("arithmetic", threads=1)
+    try:
+        await worker.run(warn, "the disk is slow")
+    finally:
+        await worker.stop()
+        log.chosen = before
+        structlog.reset_defaults()
+    [line] = [one for one in capfd.readouterr().err.splitlines() if "slow" in one]
+    assert json.loads(line)["event"] == "the disk is slow"
 
 
 # ---- a job that asks ------------------------------------------------------------------
