@@ -56,6 +56,7 @@ _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
 _QUIET_S = 60.0  # without anything to index, after which work is done ahead
 _READING_S = 2.0  # of that at a time: training waits no longer
+_AFTER_FAILURE_S = 300.0  # the disk may be full
 _SLICE_S = 5.0  # of embedding at a time: training, ingests and removals wait no longer
 _RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks waits no longer
 # What indexing may fail with; the old version goes on answering.
@@ -377,14 +378,17 @@ class Collection:
                 async with asyncio.timeout(pause):
                     await self._dirty.wait()
             except TimeoutError:
-                self._unread = await self._work_ahead()
-                pause = _READING_S  # half of the time, so that questions meanwhile don't crawl
+                pause = await self._work_ahead()
+                self._unread = pause > 0.0
             else:
                 return
         await self._dirty.wait()
 
-    async def _work_ahead(self) -> bool:
-        """Do some of what a question would wait for, or do without; whether there may be more."""
+    async def _work_ahead(self) -> float:
+        """Do some of what a question would wait for, or a removal owes; seconds until more, or 0.0.
+
+        Half of the time, so that questions meanwhile don't crawl.
+        """
         try:
             done = await self._learning.run(
                 learning_jobs.work_ahead,
@@ -395,8 +399,8 @@ class Collection:
             )
         except _FAILURES as error:
             log.warning("nothing is done ahead: sentences wait for a question", cause=str(error))
-            return False
-        return done > 0
+            return _AFTER_FAILURE_S
+        return _READING_S if done else 0.0
 
     async def _wait_to_retry(self, pause: float) -> None:
         """Less and less often: a disk that is full stays so for a while."""

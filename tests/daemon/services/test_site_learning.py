@@ -30,6 +30,7 @@ from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index, save_index
 from daemon.library.dense.index import UpdatableIndex
 from daemon.library.readers.documents import Document, Pair
+from daemon.library.schema import LibraryError
 from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.personal.serving import open_retriever
@@ -590,6 +591,28 @@ async def test_sentences_are_read_when_nothing_else_is_to_do(
     changed = replace(DOCUMENTS[0], text="Keep the pump wet.")
     await site.ingest([changed], [])  # it is not kept from being indexed
     assert "gone" not in kept_of(site)
+
+
+def full_disk(*_: object) -> int:
+    raise LibraryError("the disk is full")
+
+
+@pytest.mark.slow
+async def test_what_is_done_ahead_is_tried_again_after_a_failure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.ingest(DOCUMENTS, [])
+    with monkeypatch.context() as patched, capture_logs() as lines:
+        patched.setattr(learning, "work_ahead", full_disk)
+        monkeypatch.setattr(collection_module, "_QUIET_S", 0.0)
+        monkeypatch.setattr(collection_module, "_AFTER_FAILURE_S", 0.05)
+        site.collection.adopt(site.genesis)
+        async with asyncio.timeout(60):
+            while not any("done ahead" in line["event"] for line in lines):
+                await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while len(kept_of(site)) < len(DOCUMENTS):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
