@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -114,7 +115,7 @@ class Boxes:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._forks: _Forks | None = None
-        self._over = False
+        self._over = threading.Event()
 
     def __enter__(self) -> Boxes:
         return self
@@ -129,7 +130,7 @@ class Boxes:
 
     def end(self) -> None:
         """End all that still reads, and what waits for it; from any thread."""
-        self._over = True
+        self._over.set()
         if self._forks is not None:
             self._forks.end()
 
@@ -147,13 +148,13 @@ class Boxes:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
-                while not self._over and read < at_once and (file := next(waiting, None)):
+                while not self._over.is_set() and read < at_once and (file := next(waiting, None)):
                     if isinstance(file, FileProblem):
                         begun.append(file)
                     else:
                         begun.append(self._begin(file))
                         read += 1
-                if self._over or not begun:
+                if self._over.is_set() or not begun:
                     return
                 first = begun[0]
                 if isinstance(first, FileProblem):
@@ -162,6 +163,8 @@ class Boxes:
                     yield from self._whole(first, watch)
                     read -= 1
                 begun.popleft()
+        except _Lost:  # all was ended while one began
+            return
         finally:
             for one in begun:
                 if not isinstance(one, FileProblem):
@@ -172,8 +175,8 @@ class Boxes:
 
         Raises NotDrawn, and NoSuchPage.
         """
-        one = self._begin(file, (number, dpi))
         try:
+            one = self._begin(file, (number, dpi))
             with one.told:
                 kind, content = self._message(one, _Allowance(self._limits))
             if kind == words.IMAGE and content.startswith(words.PNG):
@@ -203,23 +206,36 @@ class Boxes:
         try:
             yield from self._told(one, count, where, 1, allowance, patient=True)
         except _Lost:  # it had told nothing yet: once more
-            if self._over:
+            if self._over.is_set():
                 return
             yield from self._told(self._begin(one.file), count, where, 1, allowance)
         watch(size - read)
 
     def _begin(self, file: Found, drawn: tuple[int, int] | None = None) -> _Begun:
-        """``drawn``: not read, but this page of it drawn, at so many pixels an inch."""
+        """``drawn``: not read, but this page of it drawn, at so many pixels an inch.
+
+        Raises _Lost where all was ended.
+        """
         below = str(file.below) if file.below is not None else ""
         request = [str(file.path), file.name, below, asdict(self._limits), drawn]
-        if self._forks is not None:
-            try:
+        try:
+            if self._forks is not None and not self._over.is_set():
+                try:
+                    return _Begun(file, self._forks.begin(request), self._forks)
+                except ConnectionError:  # it was killed, as where memory is short: readers, too
+                    self._forks.end()
+            if not self._over.is_set():
+                _forget_attached()
+                self._forks = _Forks()
+                if (
+                    self._over.is_set()
+                ):  # ended from another thread, which may not have seen this one
+                    self._forks.end()
                 return _Begun(file, self._forks.begin(request), self._forks)
-            except ConnectionError:  # it was killed, as where memory is short: its readers, too
-                self._forks.end()
-        _forget_attached()
-        self._forks = _Forks()
-        return _Begun(file, self._forks.begin(request), self._forks)
+        except OSError:
+            if not self._over.is_set():
+                raise
+        raise _Lost("what reads was ended")
 
     def _told(
         self,

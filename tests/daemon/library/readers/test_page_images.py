@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from PIL import Image
 from reportlab.pdfgen.canvas import Canvas
 
-from daemon.library.box.boxes import Boxes, NotDrawn
+from daemon.library.box.boxes import Boxes, NotDrawn, _Forks
 from daemon.library.box.told import Limits
 from daemon.library.files import Found
 from daemon.library.readers.reader import NoSuchPage
@@ -222,3 +223,32 @@ def test_who_goes_away_ends_what_draws(folder: Path) -> None:
     boxes.end()
     assert ended.wait(30)
     thread.join()
+
+
+def test_what_was_ended_draws_and_reads_nothing_more(folder: Path) -> None:
+    path = folder / "a.txt"
+    path.write_text("The rope is coiled.")
+    boxes = Boxes()
+    assert list(boxes.read([Found(path, path.name)]))
+    forks = boxes._forks
+    boxes.end()
+    with pytest.raises(NotDrawn, match="was ended"):
+        boxes.page(Found(path, path.name), 1, 72)
+    assert list(boxes.read([Found(path, path.name)])) == []
+    assert boxes._forks is forks, "no other was begun"
+
+
+def test_who_goes_away_while_a_page_is_begun_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "a.hang"
+    path.write_text("x")
+    boxes, begin = Boxes(), _Forks.begin
+
+    def ended_before(forks: _Forks, request: list[Any]) -> Any:
+        boxes.end()  # its line is closed when the request is to be sent
+        return begin(forks, request)
+
+    monkeypatch.setattr(_Forks, "begin", ended_before)
+    with pytest.raises(NotDrawn, match="was ended"):
+        boxes.page(Found(path, path.name), 1, 72)
