@@ -110,17 +110,19 @@ class Searched:
     left_out: str  # as in `OpenVersion`
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Anew:
     """An evaluation's questions, of which the cross-encoder has ranked the first few.
 
     ``best``: passages of each by all the rest, copies too; ``ranked``: as people get them, but
-    for the copies, which people's questions leave out before.
+    for the copies, which people's questions leave out before. ``failed``: some were left as they
+    were, so that the next evaluation begins anew.
     """
 
     pairs: list[Pair]
     best: Labels
     ranked: Labels
+    failed: bool = False
 
     def go_on(self, by: CrossEncoder, library: Library, until: float) -> None:
         """Rank at least one more, if there is one, and go on ``until`` then, by the clock."""
@@ -129,6 +131,7 @@ class _Anew:
             found = [Ranked(passages[label], 0.0) for label in labels if label in passages]
             anew = by.ranked(pair.query, found)
             self.ranked.append([one.passage.rowid for one in anew])
+            self.failed |= bool(by.left_out)
             if time.monotonic() > until:
                 return
 
@@ -262,6 +265,8 @@ def evaluate(split: str) -> Evaluation:
         if anew is None or anew.pairs != pairs:  # pairs have come since, or nobody has begun
             anew = _Anew(pairs, fused(asked), [])
         anew.go_on(version.cross_encoder, version.library, math.inf)
+        if anew.failed:
+            _anew.pop(wanted, None)
         asked = replace(asked, anew=anew.ranked)
     judged = judged_rankings(version.library, pairs, asked)
     before = judged.get("vanilla")

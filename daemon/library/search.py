@@ -31,6 +31,7 @@ DEPTH = 50  # passages of each ranking that are looked at, at least
 _BY_TITLE = 2000
 # Where copies leave too few different ones, so many times as many are looked at, and again.
 _DEEPER, _DEEPEST = 10, 5000
+_DEEPEST_BY_SENTENCES = 500  # a quarter of a second; of 5,000 passages' it would be more than one
 _BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 
 # What a title that has all of a question's words adds to a cosine, and what a passage that
@@ -185,11 +186,12 @@ def search(
         return found, np.array(found.ranked(weights, depth), np.int64)
 
     depth = max(DEPTH, top_k)
+    deepest = _DEEPEST if sentences is None else _DEEPEST_BY_SENTENCES
     found, rows = ranked(depth)
     groups = _groups(library, found.labels[rows])
     # Copies fill them, and there may be more behind these.
-    while len(groups) < top_k and len(rows) == depth < _DEEPEST:
-        depth = min(_DEEPER * depth, _DEEPEST)
+    while len(groups) < top_k and len(rows) == depth < deepest:
+        depth = min(_DEEPER * depth, deepest)
         found, rows = ranked(depth)
         groups = _groups(library, found.labels[rows])
     return _shown(library, groups[:top_k], found, weights, among)

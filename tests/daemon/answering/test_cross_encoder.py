@@ -132,6 +132,37 @@ def test_an_evaluation_judges_both_rankings(site: Site, folder: Path) -> None:
     assert figures["cross-encoder"] != figures["fused"]
 
 
+def all_ranked() -> None:
+    while (at := answering.rank_anew("", 60.0)).done < at.total:
+        pass
+
+
+def test_two_evaluations_at_once_rank_the_questions_once(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.open(cross_encoder=str(folder))
+    all_ranked()
+    first = answering.evaluate("").figures
+    monkeypatch.delattr(CrossEncoder, "ranked")  # the second would do it while people wait
+    assert answering.evaluate("").figures == first
+
+
+def test_an_evaluation_in_which_the_model_failed_is_not_kept(site: Site, folder: Path) -> None:
+    broken = shutil.copytree(folder, site.folder / "cross")
+    site.open(cross_encoder=str(broken))
+    model: Any = answering._opened().cross_encoder
+    weights = model._model.classifier.weight
+    kept = weights.clone()
+    weights.fill_(torch.nan)
+    all_ranked()
+    as_they_were = answering.evaluate("").figures
+    assert as_they_were["cross-encoder"] == as_they_were["fused"]
+    weights.copy_(kept)
+    all_ranked()
+    figures = answering.evaluate("").figures
+    assert figures["cross-encoder"] != figures["fused"]
+
+
 def test_what_is_no_cross_encoder_is_refused_by_name(tmp_path: Path, folder: Path) -> None:
     def refused(place: Path, why: str) -> None:
         with pytest.raises(EncoderError, match=why):

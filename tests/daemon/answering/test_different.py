@@ -10,6 +10,7 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.near_duplicates import TOLD
+from daemon.library.levels import RANKED_ANEW
 from daemon.library.readers.documents import Document
 from daemon.library.search import _DEEPER, DEPTH, Ranked
 from daemon.library.store import Library
@@ -55,9 +56,13 @@ def test_scores_are_those_that_they_have_without_copies(site: Site) -> None:
             assert one.explanation.cosine == pytest.approx(alone.cosine, abs=1e-6)
 
 
-@pytest.mark.parametrize("level", ["passage", "sentence", "both"])
-def test_more_copies_than_are_looked_at_hide_no_other_text(site: Site, level: str) -> None:
-    count = _DEEPER * DEPTH + 20
+@pytest.mark.parametrize(
+    ("level", "count"),
+    [("passage", _DEEPER * DEPTH + 20), ("sentence", RANKED_ANEW + 20), ("both", RANKED_ANEW + 20)],
+)
+def test_more_copies_than_are_looked_at_hide_no_other_text(
+    site: Site, level: str, count: int
+) -> None:
     site.ingest(copies_of(ROPE, count), [])
     while learning_jobs.work_ahead(site.spec, site.library, site.sentences, 60.0):
         pass
