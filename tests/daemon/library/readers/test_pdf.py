@@ -7,7 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
 from reportlab.pdfgen.canvas import Canvas
 
 from daemon.library.readers.documents import About, Block, FileProblem, Read
@@ -402,3 +407,44 @@ def test_tesseract_that_fails_is_the_problem_of_its_page(
     ocr.engine.cache_clear()
     assert [problem.page for problem in found if problem.page] == [1]
     assert "tesseract" in found[0].cause
+
+
+# ---- the specks of a scan
+
+
+def spotless() -> np.ndarray:
+    """Lines of strokes, each with a full stop behind the last, and empty below."""
+    pixels = np.full((600, 800), 255, np.uint8)
+    for top in range(40, 300, 40):
+        for left in range(50, 760, 12):
+            pixels[top : top + 20, left : left + 4] = 0
+        pixels[top + 18 : top + 21, 758:761] = 0
+    return pixels
+
+
+def test_what_stands_alone_goes_and_a_full_stop_stays() -> None:
+    pixels = spotless()
+    spotted = pixels.copy()
+    spotted[340:580:20, 20:780:20] = 0
+    clean = np.asarray(ocr.cleaned(Image.fromarray(spotted)))
+    assert (clean == pixels).all()
+
+
+def test_an_image_of_few_specks_is_left_as_it_is() -> None:
+    pixels = spotless()
+    pixels[400, 300] = 0
+    assert (np.asarray(ocr.cleaned(Image.fromarray(pixels))) == pixels).all()
+
+
+@pytest.mark.parametrize("side", [3, 9, 17])
+@given(mask=arrays.arrays(np.bool_, st.tuples(st.integers(1, 30), st.integers(1, 30))))
+def test_a_square_has_as_many_pixels_as_are_counted(side: int, mask: np.ndarray) -> None:
+    half, (height, width) = side // 2, mask.shape
+    counted = [
+        [
+            mask[max(0, y - half) : y + half + 1, max(0, x - half) : x + half + 1].sum()
+            for x in range(width)
+        ]
+        for y in range(height)
+    ]
+    assert (ocr._sums(mask, side) == np.array(counted)).all()
