@@ -26,6 +26,7 @@ from daemon.library.dense.folder import (
 from daemon.library.dense.index import Wanted, build_index, update_index
 from daemon.library.dense.options import EMBEDDED, EngineUnavailable, IndexOptions
 from tests.daemon.library.dense.test_index import contents_of, index_of, labelled, unit_vectors
+from tests.daemon.library.dense.tls import Authority, tls_before
 from tests.support.authority import free_port
 
 MODEL, CONTENT, AFTER = b"m" * 32, b"c" * 32, b"d" * 32
@@ -194,3 +195,39 @@ def test_what_is_to_be_built_or_dropped_there_says_who_does_not_answer(
     ):
         with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:\d+ does not do what it is"):
             act()
+
+
+def test_a_server_and_its_site_know_each_other_by_certificates(
+    there: IndexOptions, tmp_path: Path
+) -> None:
+    ours, foreign = Authority(tmp_path, "ours"), Authority(tmp_path, "foreign")
+    (cert, key), (other_cert, other_key) = ours.issue("elm"), foreign.issue("elm-by-another")
+    known = replace(there, ca_file=str(ours.file), cert_file=str(cert), key_file=str(key))
+    server = ours.issue("milvus")
+    with tls_before(there.uri, server, clients=ours.file) as uri:
+        options = replace(known, uri=uri)
+        path = save_index(index_of(60, options), tmp_path, MODEL, CONTENT, options)
+        assert load_index(path, MODEL, CONTENT, options=options).count == 60
+    for wrong in (
+        replace(known, ca_file=str(foreign.file)),
+        replace(known, cert_file=str(other_cert), key_file=str(other_key)),
+        replace(known, cert_file="", key_file=""),
+    ):
+        # Each at a listener of its own: the client keeps a connection to an address.
+        refused = pytest.raises(EngineUnavailable, match="certificates")
+        with tls_before(there.uri, server, clients=ours.file) as uri, refused:
+            index_of(60, replace(wrong, uri=uri))
+
+
+def test_a_server_that_asks_for_no_certificate_shows_its_own(
+    there: IndexOptions, tmp_path: Path
+) -> None:
+    ours, foreign = Authority(tmp_path, "ours"), Authority(tmp_path, "foreign")
+    server = ours.issue("milvus")
+    with tls_before(there.uri, server, clients=None) as uri:
+        known = replace(there, uri=uri, ca_file=str(ours.file))
+        assert index_of(60, known).base.engine == "milvus"
+    for wrong in (str(foreign.file), ""):
+        refused = pytest.raises(EngineUnavailable, match="certificates")
+        with tls_before(there.uri, server, clients=None) as uri, refused:
+            index_of(60, replace(there, uri=uri, ca_file=wrong))
