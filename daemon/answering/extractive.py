@@ -93,9 +93,12 @@ class ExtractiveGenerator:
 def sentences_of(passage: Passage) -> list[Sentence]:
     """Those that an answer looks at, from the first; a row of a table says as much as one."""
     text = passage.text
-    parts = (text.splitlines() if passage.kind == "table" else sentences(text))[:_CANDIDATES]
+    if passage.kind == "table":
+        parts = text.splitlines()[:_CANDIDATES]  # its cells stay apart
+    else:
+        parts = [" ".join(part.split()) for part in sentences(text)[:_CANDIDATES]]
     return [
-        Sentence(passage, position, " ".join(part.split()), last=position == len(parts) - 1)
+        Sentence(passage, position, part, last=position == len(parts) - 1)
         for position, part in enumerate(parts)
     ]
 

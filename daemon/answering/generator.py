@@ -43,11 +43,9 @@ class Generator(Protocol):
 
 
 def cite(number: int, ranked: Ranked, text: str) -> Citation:
-    """The citation of a text out of a passage; a row of a table has its header above it."""
-    passage, context = ranked.passage, ranked.passage.context
-    header = passage.text.partition("\n")[0]
-    if passage.kind == "table" and "\t" not in context and " ".join(header.split()) != text:
-        context = f"{context}\n{header}" if context else header
+    """The citation of a passage, or of one of its sentences or rows."""
+    passage = ranked.passage
+    context = passage.context if text == passage.text else passage.above(text)
     return Citation(
         number,
         passage.document_id,

@@ -44,6 +44,13 @@ class Passage:
     page: int = 0
     place: Place | None = None
 
+    def above(self, part: str) -> str:
+        """What stands above one of its sentences; above a row of a table its header, too."""
+        header = self.text.partition("\n")[0]
+        if self.kind != "table" or "\t" in self.context or part == header:
+            return self.context
+        return f"{self.context}\n{header}" if self.context else header
+
     @property
     def embedding_text(self) -> str:
         """What the encoder reads for this passage."""

@@ -29,7 +29,7 @@ from daemon.library.schema import LibraryError, transaction
 
 MOST_BYTES = 1 << 30  # of the file: some 130,000 passages of 8 sentences, 384 values each
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _SCHEMA = f"""
 CREATE TABLE passage_sentences (
   id INTEGER PRIMARY KEY,  -- ascends: the lowest was written first

@@ -330,8 +330,9 @@ def show_answer(console: Console, reply: AskReply) -> None:
         title = citation.title or citation.document_id
         page = f", page {citation.page}" if citation.page else ""
         where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
-        header = citation.context.rpartition("\n")[2] if citation.kind == "table" else ""
-        said = f"{header.strip()}: {citation.text}" if header else citation.text
+        header = citation.context.rpartition("\n")[2]
+        of_a_table = citation.kind == "table" and "\t" in header
+        said = f"{header.strip()}: {citation.text}" if of_a_table else citation.text
         line = f"[{citation.number}] {where}: {said}"
         console.print(plain_text(line), soft_wrap=True)
         also_in(citation.copies, console)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from daemon.answering.answering import Answered, QuestionRefusedError
-from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator
+from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator, sentences_of
 from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.evaluation.rankings import exact, held_out, weigh
 from daemon.evaluation.rankings import judged as judged_ranking
@@ -43,13 +43,25 @@ def ranked(*texts: str, title: str = "") -> list[Ranked]:
     ]
 
 
+TABLE = "Wing\tBeds\nEast\t30\nWest\t28"
+WARDS = Passage(1, "p", "d", "Wards", TABLE, "Beds in use", "table", 4)
+
+
 def test_a_row_of_a_table_is_cited_with_its_header() -> None:
-    table = "Wing\tBeds\nEast\t30\nWest\t28"
-    whole = Ranked(Passage(1, "p", "d", "Wards", table, "Beds in use", "table", 4), 1.0)
-    assert cite(1, whole, "East 30").context == "Beds in use\nWing\tBeds"
-    assert cite(1, whole, "Wing Beds").context == "Beds in use"
-    later = Ranked(replace(whole.passage, text="West\t28", context="Wing\tBeds"), 1.0)
-    assert cite(1, later, "West 28").context == "Wing\tBeds"
+    whole = Ranked(WARDS, 1.0)
+    assert cite(1, whole, "East\t30").context == "Beds in use\nWing\tBeds"
+    assert cite(1, whole, "Wing\tBeds").context == "Beds in use"
+    assert cite(0, whole, TABLE).context == "Beds in use", "which begins with its header"
+    later = Ranked(replace(WARDS, text="West\t28", context="Wing\tBeds"), 1.0)
+    assert cite(1, later, "West\t28").context == "Wing\tBeds"
+
+
+def test_a_row_of_a_table_answers_and_not_the_header_above_it() -> None:
+    rows = sentences_of(WARDS)
+    assert [one.text for one in rows] == ["Wing\tBeds", "East\t30", "West\t28"]
+    assert rows[2].embedding_text == "Wards\nBeds in use\nWing\tBeds\nWest\t28"
+    given = answer("beds, west wing, west", [Ranked(WARDS, 1.0)])
+    assert given.text == "West\t28 [1]", "its cells apart"
 
 
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
