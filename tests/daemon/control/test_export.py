@@ -33,7 +33,7 @@ from tests.daemon.rounds.test_driver import started
 if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 TEXT, SPANS = joined(
     [
