@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractContextManager,
+    ExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
@@ -262,8 +263,8 @@ class Servicer:
             # Read before it may be refused: a refusal that meets the sender in the midst of
             # writing does not reach it as such (`PeerLink._go_ahead`).
             first = await anext(pieces, None)
-            with self._one_of("pushes", self.limits.pushes, site):
-                self._refuse_while_taking(site)
+            with ExitStack() as slot:
+                slot.enter_context(self._one_of("pushes", self.limits.pushes, site))
                 if first is None or not first.HasField("name"):
                     raise RemoteProtocolError("a push that does not begin with what it is")
                 self._admit(site, first.federation_id, first.sender)
@@ -278,7 +279,7 @@ class Servicer:
                     received = await self._take_in_memory(first, pieces, go_ahead)
                 else:
                     received = await self._take_in_file(site, first, pieces, go_ahead)
-                await self._hand_over(site, first.name, received)
+                await self._hand_over(site, first.name, received, slot)
             return self._sending(site, b"")
 
     async def pull(
@@ -481,27 +482,25 @@ class Servicer:
                 "push it again, from its start",
             ) from error
 
-    async def _hand_over(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
+    async def _hand_over(
+        self, site: str, name: pb.BlobName, received: ReceivedObject, slot: ExitStack
+    ) -> None:
         """What is here whole is taken to the end, though its connection breaks meanwhile.
 
         An inbox that has begun to take it would count a second push as the same thing again.
+        Until then it keeps its ``slot``: whoever cuts its line again and again has no more in
+        our hands than others.
         """
         taking = asyncio.ensure_future(self._taken(site, name, received))
         self._taking[taking] = site
+        kept = slot.pop_all()
         taking.add_done_callback(self._taking.pop)
+        taking.add_done_callback(lambda _taking: kept.close())
         try:
             await asyncio.shield(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(_tell_failure)  # no call is left to tell its sender
             raise
-
-    def _refuse_while_taking(self, site: str) -> None:
-        """Whoever cuts its line again and again has no more in our hands than others."""
-        if [*self._taking.values()].count(site) >= self.limits.pushes:
-            raise Refusal(
-                Reason.TOO_MANY,
-                f"{self.limits.pushes} objects of site {site!r} are being taken: wait for one",
-            )
 
     async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
         try:

@@ -264,23 +264,6 @@ async def test_only_so_many_pushes_of_one_peer_at_once(alpha: Site, beta: Site) 
     assert len(beta.inbox.blobs) == QUICK.limits.pushes + 1
 
 
-async def test_what_arrived_whole_is_taken_though_its_line_breaks(alpha: Site, beta: Site) -> None:
-    """Half taken it would be lost: a second push is one of what is here already."""
-    beta.inbox.gate = asyncio.Event()
-    push = asyncio.create_task(alpha.transport.push("beta", UPDATE, b"whole"))
-    await until(lambda: beta.inbox.waiting == 1)
-    push.cancel()
-    await until(lambda: not beta.transport._servicer._busy["pushes", "alpha"])
-    again = asyncio.create_task(alpha.transport.push("beta", UPDATE, b"again"))
-    await until(lambda: beta.inbox.waiting == 2)
-    again.cancel()
-    await until(lambda: not beta.transport._servicer._busy["pushes", "alpha"])
-    with pytest.raises(PeerRefused, match="2 objects of site 'alpha' are being taken"):
-        await alpha.transport.push("beta", UPDATE, b"too many")
-    beta.inbox.gate.set()
-    await until(lambda: [name for _, name, _ in beta.inbox.blobs] == [UPDATE] * 2)
-
-
 @pytest.mark.slow
 async def test_a_declined_push_says_why_every_time(alpha: Site, beta: Site) -> None:
     beta.inbox.why_not = "no attempt 0 of round 1 is under way here"
