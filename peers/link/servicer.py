@@ -194,7 +194,7 @@ class Servicer:
     ledger: QuotaLedger = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _taking: dict[asyncio.Future[None], str] = field(default_factory=dict)  # whose it is
+    _taking: dict[asyncio.Task[None], str] = field(default_factory=dict)  # whose it is
 
     def __post_init__(self) -> None:
         self.partials = Partials(self.spool, self.limits.partials)
@@ -330,6 +330,13 @@ class Servicer:
         for taking, site in self._taking.items():
             if site not in self.membership.manifest.enabled_ids:
                 taking.cancel()
+
+    async def close(self) -> None:
+        """End what is being taken; nothing of it stays in the spool."""
+        for taking in self._taking:
+            taking.cancel()
+        if self._taking:
+            await asyncio.wait(list(self._taking))
 
     # ---- the questions -------------------------------------------------------
 
@@ -491,23 +498,23 @@ class Servicer:
         Until then it keeps its ``slot``: whoever cuts its line again and again has no more in
         our hands than others.
         """
-        taking = asyncio.ensure_future(self._taken(site, name, received))
+        taking = asyncio.create_task(self.inbox.blob(site, name, received))
         self._taking[taking] = site
         kept = slot.pop_all()
-        taking.add_done_callback(self._taking.pop)
-        taking.add_done_callback(lambda _taking: kept.close())
+
+        def end(taking: asyncio.Task[None]) -> None:
+            del self._taking[taking]
+            kept.close()
+            # Not in the task: one that is cancelled before its first step does nothing at all.
+            failed = taking.cancelled() or taking.exception() is not None
+            if failed and received.path is not None:
+                received.path.unlink(missing_ok=True)
+
+        taking.add_done_callback(end)
         try:
             await asyncio.shield(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(_tell_failure)  # no call is left to tell its sender
-            raise
-
-    async def _taken(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
-        try:
-            await self.inbox.blob(site, name, received)
-        except BaseException:
-            if received.path is not None:
-                received.path.unlink(missing_ok=True)
             raise
 
     def _sending(self, site: str, raw: bytes) -> bytes:
@@ -515,7 +522,7 @@ class Servicer:
         return raw
 
 
-def _tell_failure(taking: asyncio.Future[None]) -> None:
+def _tell_failure(taking: asyncio.Task[None]) -> None:
     if not taking.cancelled() and (failure := taking.exception()) is not None:
         log.info("what arrived as its line broke was not taken", cause=str(failure))
 

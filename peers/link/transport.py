@@ -204,6 +204,8 @@ class Transport:
         if self._server is not None:
             await self._server.stop(grace)
             self._server = None
+        self._open.end(lambda _site: False, self.port)  # grpc tells them later than it returns
+        await self._servicer.close()
         self._retired.extend(self._links.values())
         self._links = {}
         await self._close_retired()
