@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -58,6 +58,8 @@ from peers.wire.messages import (
     parse,
 )
 from proto import federation_pb2 as pb
+
+R = TypeVar("R", pb.Envelope, pb.PullRequest, pb.NegativesRequest)
 
 log = structlog.get_logger()
 
@@ -239,12 +241,7 @@ class Servicer:
     async def deliver(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """One message of the round protocol."""
         async with self._admitted(caller) as site:
-            raw = await self._message(incoming)
-            with self._paid(site, len(raw)):
-                envelope = parse(pb.Envelope, raw)
-            self._admit(site, envelope.federation_id, envelope.sender)
-            self._expect_greeting(site)
-            self.contacts.received(site, raw)
+            envelope = await self._request(site, incoming, pb.Envelope)
             await self.inbox.message(site, envelope)
             return self._sending(site, b"")
 
@@ -287,12 +284,7 @@ class Servicer:
     ) -> AsyncGenerator[bytes, None]:
         """A large object from us, from a byte offset."""
         async with self._admitted(caller, pull=True) as site:
-            raw = await self._message(incoming)
-            with self._paid(site, len(raw)):
-                request = parse(pb.PullRequest, raw)
-            self._admit(site, request.federation_id, request.sender)
-            self._expect_greeting(site)
-            self.contacts.received(site, raw)
+            request = await self._request(site, incoming, pb.PullRequest)
             with self._one_of("pulls", self.limits.pulls, site):
                 source = await self.inbox.source(site, request.name)
                 try:
@@ -305,12 +297,7 @@ class Servicer:
     async def negatives(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """Embeddings of ours near a peer's queries, if our operator allows it."""
         async with self._admitted(caller) as site:
-            raw = await self._message(incoming)
-            with self._paid(site, len(raw)):
-                request = parse(pb.NegativesRequest, raw)
-            self._admit(site, request.federation_id, request.sender)
-            self._expect_greeting(site)
-            self.contacts.received(site, raw)
+            request = await self._request(site, incoming, pb.NegativesRequest)
             with self._one_of("searches", _SEARCHES, site):
                 try:
                     reply = await self.inbox.negatives(site, request)
@@ -384,6 +371,16 @@ class Servicer:
         if raw is None:
             raise RemoteProtocolError("a call without a message")
         return raw
+
+    async def _request(self, site: str, incoming: AsyncIterator[bytes], kind: type[R]) -> R:
+        """The message of a call, with the questions 4 to 6 answered."""
+        raw = await self._message(incoming)
+        with self._paid(site, len(raw)):
+            request = parse(kind, raw)
+        self._admit(site, request.federation_id, request.sender)
+        self._expect_greeting(site)
+        self.contacts.received(site, raw)
+        return request
 
     @contextmanager
     def _paid(self, site: str, size: int) -> Iterator[None]:
