@@ -1,9 +1,9 @@
 """`fedd`: settings -> wiring -> signals -> systemd.
 
 One asyncio process. It starts in an order in which nothing is promised before
-it can be kept: settings, the state folder's lock, identity and manifest (refused at
-once if wrong), the retriever's description, durable state, peers, the control
-socket, and only then READY.
+it can be kept: settings, the state folder's lock, identity and manifest, the port and
+the control socket's place (refused at once if wrong), the retriever's description,
+durable state, peers, the control socket, and only then READY.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ from daemon.wiring import (
     state_of,
 )
 from peers.link.contacts import Tap
+from peers.link.port import ListenError, held
 from peers.link.servicer import Admission
-from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
+from peers.link.transport import KeepInTouch, LinkOptions, Transport
 from peers.plans import robust
 from peers.wire.manifest import ManifestError, NamedRetriever
 from peers.wire.messages import SOFTWARE_VERSION
@@ -139,21 +140,23 @@ class Daemon:
         log.info("stopped")
 
     async def _serve(self, stack: AsyncExitStack) -> None:
+        log.info("starting", site=self._membership.identity.site_id)
+        stack.enter_context(held(self._settings.network.bind))
+        control = ControlSocket(self._settings.control.socket, self._settings.control.group)
+        await control.check()
         workers = Workers.of(self._settings.workers.threads)
         stack.push_async_callback(workers.stop)
-        log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
         driver, curve, retrievers = await self._make_driver(workers, stack)
         self._spec = retrievers.spec
-        described = retrievers.described
         audit = await self._open_audit(driver, stack)
         transport = self._make_transport(driver, audit)
         personaliser = self._make_personaliser(driver, workers, transport, audit)
         attached = Attached(
             progress=self._make_progress(transport, stack),
             audit=audit,
-            desk=await self._make_desk(driver, described, workers),
+            desk=await self._make_desk(driver, retrievers.described, workers),
             committed=curve.committed,
             run_ended=personaliser.run_ended,
         )
@@ -166,11 +169,9 @@ class Daemon:
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(driver.collection.run()),
                 group.create_task(curve.run()),
-                group.create_task(
-                    workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
-                ),
-                group.create_task(
-                    workers.sharing.stop_when_idle(self._settings.workers.idle_stop_s)
+                *(
+                    group.create_task(worker.stop_when_idle(self._settings.workers.idle_stop_s))
+                    for worker in (workers.learning, workers.sharing)
                 ),
                 group.create_task(self._warm_up(workers.crypto)),
                 group.create_task(
@@ -189,7 +190,6 @@ class Daemon:
             )
             tasks.append(group.create_task(self._spread(driver, transport, audit)))
             tasks.append(group.create_task(watch.run()))
-            control = ControlSocket(self._settings.control.socket, self._settings.control.group)
             around = self._context(driver, workers, audit, curve, personaliser, retrievers)
             await control.start(around)
             stack.push_async_callback(control.stop)

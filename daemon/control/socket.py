@@ -10,10 +10,12 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import asyncio
+import grp
 import os
 import shutil
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -39,11 +41,18 @@ class ControlSocket:
         self._credentials = PeerCredentials(self._serve)
         self._servers: list[grpc.aio.Server] = []
 
+    async def check(self) -> None:
+        """Whether it can be made, long before it is: nobody else serves there. ControlError."""
+        with self._telling():
+            await asyncio.to_thread(_clear, self._path)
+            if self._group is not None:
+                grp.getgrnam(self._group)
+
     async def start(self, around: ServiceContext) -> None:
         """Serve. Raises ControlError when the socket can't be made."""
+        await self.check()
         self._around = around
-        try:
-            await asyncio.to_thread(_clear, self._path)
+        with self._telling():
             # The mask holds from the moment the file exists, so there is no instant at
             # which others may enter.
             old = os.umask(0o117)
@@ -53,6 +62,11 @@ class ControlSocket:
                 os.umask(old)
             if self._group is not None:
                 shutil.chown(self._path, group=self._group)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, LookupError) as error:
             raise ControlError(
                 f"cannot serve the control socket {self._path}: {error}; "

@@ -46,6 +46,7 @@ from peers.link.client import (
 from peers.link.contacts import Contacts, PeerStatistics, Tap
 from peers.link.open_connections import OpenCalls
 from peers.link.pacing import Backoff, Repeats, jittered
+from peers.link.port import ListenError, held
 from peers.link.servicer import Admission, Caller, Inbox, Limits, Reason, Refusal, Servicer
 from peers.wire.errors import (
     BlobUnknown,
@@ -80,10 +81,6 @@ _STATUS: Final = {
     Reason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DECLINED: grpc.StatusCode.ABORTED,
 }
-
-
-class ListenError(Exception):
-    """The address that peers should call cannot be listened on."""
 
 
 @dataclass(frozen=True)
@@ -180,13 +177,11 @@ class Transport:
             options=self._server_options(), compression=grpc.Compression.NoCompression
         )
         server.add_generic_rpc_handlers((self._handlers(),))
-        try:
-            self.port = server.add_secure_port(self._bind, self._server_credentials())
-        except RuntimeError as error:
-            raise ListenError(
-                f"cannot listen on {self._bind}: the port is in use or not ours to take; "
-                "choose another `bind` in the settings, or stop who holds it"
-            ) from error
+        with held(self._bind):  # first: where it can't be, grpc says so in its own words
+            try:
+                self.port = server.add_secure_port(self._bind, self._server_credentials())
+            except RuntimeError as error:
+                raise ListenError(self._bind, "in use, or not ours to take") from error
         await server.start()
         self._server = server
         self._tasks = [

@@ -19,7 +19,8 @@ import pytest
 
 from crypto.identity.keys import IdentityError
 from daemon.control.status import shut_out
-from peers.link.transport import KeepInTouch, ListenError
+from peers.link.port import ListenError
+from peers.link.transport import KeepInTouch
 from peers.wire.errors import (
     BlobUnknown,
     LocalProtocolError,
@@ -437,7 +438,7 @@ async def test_the_identity_of_another_site_is_not_taken_on(
 
 async def test_a_port_in_use_is_an_error_with_a_remedy(federation: Federation) -> None:
     async with running(federation, "alpha"):
-        with pytest.raises(ListenError, match="the port is in use"):
+        with pytest.raises(ListenError, match="Address already in use; choose another `bind`"):
             await running(federation, "alpha").__aenter__()
 
 
