@@ -2229,6 +2229,8 @@ class EvaluateReply(_message.Message):
     WEIGHED_BY_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     TITLE_WEIGHT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_BECAUSE_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -2253,6 +2255,10 @@ class EvaluateReply(_message.Message):
     """pairs of split valid that the weight was chosen on; 0: none, the usual one"""
     title_weight: _builtins.float
     """what a title with all of a question's words adds to a cosine in "fused"; chosen as 12 is"""
+    left_out: _builtins.int
+    """questions whose ranking "cross-encoder" is as "fused" had it, because that failed or took too long"""
+    left_out_because: _builtins.str
+    """the cause of the first of them"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
         """every metric of every ranking, on the same questions"""
@@ -2283,10 +2289,12 @@ class EvaluateReply(_message.Message):
         weighed_by: _builtins.int = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         title_weight: _builtins.float = ...,
+        left_out: _builtins.int = ...,
+        left_out_because: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "left_out", b"left_out", "left_out_because", b"left_out_because", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ class Answered:
     citations: tuple[Citation, ...]
     passages: tuple[Citation, ...]  # best first, numbered 0
     model_digest: bytes
-    left_out: str = ""  # as in `OpenVersion`
+    left_out: str = ""  # as `OpenVersion.search` says
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,24 @@ class OpenVersion:
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
-        hits = self.search(question, top_k)
+        hits, left_out = self.search(question, top_k)
         answer = self.generator.generate(question, hits)
         return Answered(
             text=answer.text,
             citations=answer.citations,
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
-            left_out=self.left_out,
+            left_out=left_out,
         )
 
-    def search(self, question: str, top_k: int, filters: Filters = EVERY) -> list[Ranked]:
+    def search(
+        self, question: str, top_k: int, filters: Filters = EVERY
+    ) -> tuple[list[Ranked], str]:
         """The ``top_k`` best passages of documents that fit, best first, all different texts.
 
         What says nearly the same as one of them is told with it, if its document fits, too.
-        Raises QuestionRefusedError for a malformed question, and where no document fits.
+        And why they were ranked without the cross-encoder; "": as was wanted. Raises
+        QuestionRefusedError for a malformed question, and where no document fits.
         """
         question = checked(question)
         try:
@@ -96,14 +99,10 @@ class OpenVersion:
             among,
             self.sentences,
         )
+        left_out = self.lacking
         if self.cross_encoder is not None:
-            found = self.cross_encoder.ranked(question, found)
-        return found[:top_k]
-
-    @property
-    def left_out(self) -> str:
-        """Why the last question was ranked without the cross-encoder; "": as was wanted."""
-        return self.cross_encoder.left_out if self.cross_encoder else self.lacking
+            found, left_out = self.cross_encoder.ranked(question, found)
+        return found[:top_k], left_out
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""

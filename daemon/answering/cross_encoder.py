@@ -6,7 +6,7 @@ takes a forward pass a passage while a person waits. Any sequence classifier of 
 one output. Only safetensors are read, from a folder of this machine, and no code is run.
 
 A model that can't rank is refused when it is loaded, where a person sees it. What goes wrong
-later, or takes too long, leaves a question with the ranking that there was (`left_out` says so).
+later, or takes too long, leaves a question with the ranking that there was, and says so.
 """
 
 from __future__ import annotations
@@ -38,14 +38,10 @@ _REMEDY = "correct retrieval.cross_encoder, or remove it"
 
 
 class CrossEncoder:
-    """A loaded model; ``depth``: so many of the best passages are ranked anew.
-
-    ``left_out``: why the last question was ranked without it; "": it was not.
-    """
+    """A loaded model; ``depth``: so many of the best passages are ranked anew."""
 
     def __init__(self, model: Any, tokenizer: Any, max_tokens: int, depth: int) -> None:
         self.depth = depth
-        self.left_out = ""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
 
     @classmethod
@@ -121,26 +117,26 @@ class CrossEncoder:
             raise ValueError("it gives passages what is no number")
         return found
 
-    def ranked(self, question: str, found: Sequence[Ranked]) -> list[Ranked]:
+    def ranked(self, question: str, found: Sequence[Ranked]) -> tuple[list[Ranked], str]:
         """The first of them by their scores, the others behind them as they were.
 
-        Where the model fails, as it may for want of memory, all as they were, and `left_out`.
+        Where the model fails, as it may for want of memory, or is slow: all as they were, and why.
         """
         best = list(found[: self.depth])
-        self.left_out = ""
         try:
             scores = self.scores(question, [one.passage.embedding_text for one in best])
         except Exception as error:  # any, as above: the answer is not to be lost
-            self.left_out = _said(error)
-            log.warning("passages are not ranked by the cross-encoder", cause=self.left_out)
-            return list(found)
+            cause = _said(error)
+            log.warning("passages are not ranked by the cross-encoder", cause=cause)
+            return list(found), cause
         order = np.argsort(-scores, kind="stable").tolist()
         anew = [_with(best[row], float(scores[row]), row + 1) for row in order]
-        return [*anew, *found[self.depth :]]
+        return [*anew, *found[self.depth :]], ""
 
 
 def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST_CAUSE] or type(error).__name__
+    said = " ".join(str(error).encode(errors="replace").decode().split())  # a path may be in it
+    return said[:_LONGEST_CAUSE] or type(error).__name__
 
 
 def _with(one: Ranked, score: float, place: int) -> Ranked:

@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
-from daemon.library.search import Ranked, RankingWeights
+from daemon.library.search import Ranked, RankingWeights, groups_of
 from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
 from daemon.library.titles import Titles
@@ -80,7 +80,8 @@ class Evaluation:
     ``dense`` is what training changes. ``figures``: of each ranking of
     `daemon.evaluation.rankings` every metric of `daemon.evaluation.evaluation` with its
     interval; ``over_vanilla``: how much it is above that of the encoder before training.
-    They stay at the site.
+    They stay at the site. ``left_out``: questions whose "cross-encoder" is as "fused" had them,
+    and ``cause``, why so, of the first.
     """
 
     split: str
@@ -91,6 +92,8 @@ class Evaluation:
     seconds: float
     weights: RankingWeights  # as in `OpenVersion`
     weighed_by: int
+    left_out: int
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -107,31 +110,51 @@ class Searched:
     model_digest: bytes
     weights: RankingWeights
     weighed_by: int
-    left_out: str  # as in `OpenVersion`
+    left_out: str  # as `OpenVersion.search` says
 
 
 @dataclass
 class _Anew:
     """An evaluation's questions, of which the cross-encoder has ranked the first few.
 
-    ``best``: passages of each by all the rest, copies too; ``ranked``: as people get them, but
-    for the copies, which people's questions leave out before. ``failed``: some were left as they
-    were, so that the next evaluation begins anew.
+    ``best``: passages of each by all the rest; ``ranked``: as people get them, copies behind
+    the one that stands for them. ``left_out``: how many it left as they were, and why the
+    first: then the next evaluation begins anew. ``as_of``: `Library.changes` at the last look.
     """
 
     pairs: list[Pair]
     best: Labels
-    ranked: Labels
-    failed: bool = False
+    ranked: Labels = field(default_factory=list)
+    left_out: int = 0
+    cause: str = ""
+    as_of: int = -1
+
+    def still_asks(self, library: Library, split: str) -> bool:
+        """Whether the pairs are those that there are; read where somebody changed anything."""
+        as_of = library.changes()
+        if as_of != self.as_of and held_out(library, split)[1] != self.pairs:
+            return False
+        self.as_of = as_of
+        return True
 
     def go_on(self, by: CrossEncoder, library: Library, until: float) -> None:
-        """Rank at least one more, if there is one, and go on ``until`` then, by the clock."""
-        for pair, labels in list(zip(self.pairs, self.best, strict=True))[len(self.ranked) :]:
-            passages = library.passages_by_rowid(labels)
-            found = [Ranked(passages[label], 0.0) for label in labels if label in passages]
-            anew = by.ranked(pair.query, found)
-            self.ranked.append([one.passage.rowid for one in anew])
-            self.failed |= bool(by.left_out)
+        """Rank at least one more, if there is one, and go on ``until`` then, by the clock.
+
+        Raises EvaluationError once most are left out: of these no figure would be its own.
+        """
+        for row in range(len(self.ranked), len(self.pairs)):
+            groups = {one[0]: one for one in groups_of(library, self.best[row])}
+            passages = library.passages_by_rowid([*groups])
+            found = [Ranked(passages[label], 0.0) for label in groups if label in passages]
+            anew, cause = by.ranked(self.pairs[row].query, found)
+            self.ranked.append([label for one in anew for label in groups[one.passage.rowid]])
+            self.left_out += bool(cause)
+            self.cause = self.cause or cause
+            if 2 * self.left_out > len(self.pairs):
+                raise EvaluationError(
+                    f"most questions are ranked without the cross-encoder: {self.cause} "
+                    "(or remove retrieval.cross_encoder)"
+                )
             if time.monotonic() > until:
                 return
 
@@ -147,7 +170,7 @@ class OpenIndex:
     passages: int
     engine: str
     accuracy: Accuracy
-    left_out: str  # as in `OpenVersion`
+    lacking: str  # as in `OpenVersion`
 
 
 def check(options: AnsweringOptions, device: str) -> None:
@@ -206,7 +229,7 @@ def open_version(
     if previous is not None:
         previous.close()
     _open = _weighed(_open)
-    return OpenIndex(index.count, index.base.engine, index.base.accuracy, _open.left_out)
+    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking)
 
 
 def ask(question: str, top_k: int) -> Answered:
@@ -217,7 +240,7 @@ def ask(question: str, top_k: int) -> Answered:
 def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -> Searched:
     """Find passages in the open version; raises QuestionRefusedError, NotOpenError."""
     version = _opened()
-    passages = version.search(question, top_k, filters)
+    passages, left_out = version.search(question, top_k, filters)
     words: list[list[str]] = [[] for _ in passages]
     title_words = words
     if explain:
@@ -228,7 +251,7 @@ def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -
         title_words = [version.titles.matched(asked, one.passage.title) for one in passages]
     return Searched(
         *(passages, words, title_words, version.model_digest),
-        *(version.weights, version.weighed_by, version.left_out),
+        *(version.weights, version.weighed_by, left_out),
     )
 
 
@@ -243,10 +266,10 @@ def rank_anew(split: str, seconds: float) -> EvaluationProgress:
     if version.cross_encoder is None:
         return EvaluationProgress("cross-encoder")
     anew = _anew.get(split)
-    if anew is None or anew.pairs != held_out(version.library, split)[1]:  # some came since
+    if anew is None or not anew.still_asks(version.library, split):
         _, pairs, asked = _questions(version, split)
-        anew = _anew[split] = _Anew(pairs, fused(asked), [])
-    anew.go_on(version.cross_encoder, version.library, until)
+        anew = _Anew(pairs, fused(asked))
+    _go_on(version.cross_encoder, version.library, split, anew, until)
     return EvaluationProgress("cross-encoder", len(anew.ranked), len(anew.pairs))
 
 
@@ -260,14 +283,15 @@ def evaluate(split: str) -> Evaluation:
     started = time.monotonic()
     version = _opened()
     wanted, (split, pairs, asked) = split, _questions(version, split)
+    anew = _Anew([], [])
     if version.cross_encoder is not None:
-        anew = _anew.get(wanted)
-        if anew is None or anew.pairs != pairs:  # pairs have come since, or nobody has begun
-            anew = _Anew(pairs, fused(asked), [])
-        anew.go_on(version.cross_encoder, version.library, math.inf)
-        if anew.failed:
-            _anew.pop(wanted, None)
+        anew = _anew.get(wanted, anew)
+        if anew.pairs != pairs:  # some have come since, or nobody has begun
+            anew = _Anew(pairs, fused(asked))
+        _go_on(version.cross_encoder, version.library, wanted, anew, math.inf)
         asked = replace(asked, anew=anew.ranked)
+        if anew.left_out:
+            del _anew[wanted]
     judged = judged_rankings(version.library, pairs, asked)
     before = judged.get("vanilla")
     return Evaluation(
@@ -283,7 +307,16 @@ def evaluate(split: str) -> Evaluation:
         seconds=time.monotonic() - started,
         weights=version.weights,
         weighed_by=version.weighed_by,
+        left_out=anew.left_out,
+        cause=anew.cause,
     )
+
+
+def _go_on(by: CrossEncoder, library: Library, split: str, anew: _Anew, until: float) -> None:
+    """As `_Anew.go_on`; kept for the next call, unless most questions are left out."""
+    _anew.pop(split, None)
+    anew.go_on(by, library, until)
+    _anew[split] = anew
 
 
 def _questions(version: OpenVersion, split: str) -> tuple[str, list[Pair], Questions]:

@@ -188,23 +188,23 @@ def search(
     depth = max(DEPTH, top_k)
     deepest = _DEEPEST if sentences is None else _DEEPEST_BY_SENTENCES
     found, rows = ranked(depth)
-    groups = _groups(library, found.labels[rows])
+    groups = groups_of(library, found.labels[rows].tolist())
     # Copies fill them, and there may be more behind these.
     while len(groups) < top_k and len(rows) == depth < deepest:
         depth = min(_DEEPER * depth, deepest)
         found, rows = ranked(depth)
-        groups = _groups(library, found.labels[rows])
+        groups = groups_of(library, found.labels[rows].tolist())
     return _shown(library, groups[:top_k], found, weights, among)
 
 
-def _groups(library: Library, labels: Int64) -> list[list[int]]:
+def groups_of(library: Library, labels: Sequence[int]) -> list[list[int]]:
     """These labels in their order, each with those behind it that say nearly the same.
 
     A passage of the index whose document has changed since is gone: passed over.
     """
-    leaders = library.near.leaders(labels.tolist())
+    leaders = library.near.leaders(labels)
     groups: dict[int, list[int]] = {}
-    for label in labels.tolist():
+    for label in labels:
         if label in leaders:
             groups.setdefault(leaders[label], []).append(label)
     return list(groups.values())

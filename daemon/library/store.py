@@ -414,6 +414,10 @@ class Library:
         with explained(self._path):
             return self._pairs.of_split(split)
 
+    def changes(self) -> int:
+        """Another number whenever somebody else has changed the library."""
+        return int(self._rows("PRAGMA data_version", ())[0][0])
+
     def pairs_naming(
         self, begins: str, ids: Sequence[str] | None, after: int, limit: int
     ) -> list[tuple[int, Pair]]:

@@ -113,7 +113,7 @@ class Collection:
         self.indexed = 0  # passages that it holds
         self.index_engine = ""  # what searches it
         self.last_error = ""
-        self._left_out = ""  # as in `OpenVersion`
+        self._left_out = ""  # as `OpenVersion.search` says of the last question
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = self._served_spec = spec
@@ -491,7 +491,7 @@ class Collection:
         self._served_spec, self.served_digest, self.served_index = spec, digest, path
         self.index_recall, self.indexed = accuracy.recall, opened.passages
         self.index_engine = opened.engine
-        self._left_out = opened.left_out
+        self._left_out = opened.lacking
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""

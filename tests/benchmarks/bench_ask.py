@@ -272,7 +272,7 @@ def _parts_of(version: OpenVersion, asked: list[str]) -> dict[str, Seconds]:
         vector = timed("question", functools.partial(version.embed_question, question))
         timed("dense search", functools.partial(version.index.search, vector[np.newaxis], 50))
         timed("words", functools.partial(version.library.bm25, question, 50))
-        hits = timed("search", functools.partial(version.search, question, TOP_K))
+        hits, _ = timed("search", functools.partial(version.search, question, TOP_K))
         timed("sentences", functools.partial(version.generator.generate, question, hits))
     return {part: np.array(seconds[WARM_UP:]) for part, seconds in taken.items()}
 

@@ -184,6 +184,12 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
         f"{reply.title_weight:g} ({how})"
         f"{'; cross-encoder: what a question meets, its best passages ranked anew' * anew}."
     )
+    if reply.left_out:
+        left = f"{reply.left_out} of {reply.questions} questions were left out by the cross-encoder"
+        console.print(
+            plain_text(f"{left}, and count as fused has them: {reply.left_out_because}"),
+            soft_wrap=True,
+        )
 
 
 def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:

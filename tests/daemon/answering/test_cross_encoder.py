@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from daemon.answering import cross_encoder
 from daemon.answering.cross_encoder import CrossEncoder
 from daemon.answering.options import AnsweringOptions
+from daemon.evaluation.rankings import held_out
 from daemon.jobs import answering
-from daemon.learning.options import EncoderError
+from daemon.learning.options import EncoderError, EvaluationError
+from daemon.library.readers.documents import Pair
 from daemon.library.search import Explanation, Ranked
+from daemon.library.store import Library
 from tests.daemon.answering.conftest import DOCUMENTS, WORDS, Site
 from tests.support.small_models import small_cross_encoder, small_encoder
 
@@ -30,7 +36,7 @@ TEXTS = ["rope keel", "cotton lamp", "lamp winter pump", "pump"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_cross_encoder(tmp_path_factory.mktemp("cross"), WORDS, "cotton")
+    return small_cross_encoder(tmp_path_factory.mktemp("cross"), [*WORDS, "quay"], "cotton")
 
 
 def test_its_scores_are_those_of_plain_transformers(folder: Path) -> None:
@@ -53,6 +59,22 @@ def found(most: int = 9) -> list[Ranked]:
 def why(one: Ranked) -> Explanation:
     assert one.explanation is not None
     return one.explanation
+
+
+@contextmanager
+def broken(site: Site, folder: Path, word: str = "") -> Iterator[None]:
+    """The open version's model gives no numbers: where it reads that word, or at all."""
+    copied = shutil.copytree(folder, site.folder / "cross")  # of its own: models are kept
+    site.open(cross_encoder=str(copied))
+    model: Any = answering._opened().cross_encoder
+    weights, row = model._model.classifier.weight, 0
+    if word:
+        weights = model._model.bert.embeddings.word_embeddings.weight
+        row = model._tokenizer.convert_tokens_to_ids(word)
+    kept = weights.clone()
+    weights[row] = torch.nan  # say, of memory that is bad
+    yield
+    weights.copy_(kept)
 
 
 def test_the_best_are_ranked_anew_and_say_where_they_were(site: Site, folder: Path) -> None:
@@ -92,17 +114,9 @@ def test_of_copies_it_reads_one_and_room_is_for_other_texts(site: Site, folder: 
 def test_a_question_is_answered_where_the_model_fails(site: Site, folder: Path) -> None:
     site.open()
     plain = [one.passage.id for one in found()]
-    broken = shutil.copytree(folder, site.folder / "cross")  # of its own: models are kept
-    site.open(cross_encoder=str(broken))
-    assert [one.passage.id for one in found()] != plain
-    assert answering.ask(QUESTION, 3).left_out == ""
-    model: Any = answering._opened().cross_encoder
-    weights = model._model.classifier.weight
-    kept = weights.clone()
-    weights.fill_(torch.nan)  # say, of memory that is bad
-    assert [one.passage.id for one in found()] == plain
-    assert answering.ask(QUESTION, 3).left_out == "it gives passages what is no number"
-    weights.copy_(kept)
+    with broken(site, folder):
+        assert [one.passage.id for one in found()] == plain
+        assert answering.ask(QUESTION, 3).left_out == "it gives passages what is no number"
     assert [one.passage.id for one in found()] != plain
     assert answering.search(QUESTION, 3, explain=False).left_out == "", "the next one is as wanted"
 
@@ -147,20 +161,71 @@ def test_two_evaluations_at_once_rank_the_questions_once(
     assert answering.evaluate("").figures == first
 
 
-def test_an_evaluation_in_which_the_model_failed_is_not_kept(site: Site, folder: Path) -> None:
-    broken = shutil.copytree(folder, site.folder / "cross")
-    site.open(cross_encoder=str(broken))
-    model: Any = answering._opened().cross_encoder
-    weights = model._model.classifier.weight
-    kept = weights.clone()
-    weights.fill_(torch.nan)
+def test_pairs_are_read_again_where_somebody_changed_the_library(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = list[str]()
+
+    def counted(library: Library, split: str, **most: int) -> tuple[str, list[Pair]]:
+        reads.append(split)
+        return held_out(library, split, **most)
+
+    site.ingest([], [Pair("Who cuts a wick?", ("lamp",), "test")])
+    site.open(cross_encoder=str(folder))
+    answering.rank_anew("", 0.0)
+    answering.rank_anew("", 0.0)
+    monkeypatch.setattr(answering, "held_out", counted)
+    assert (answering.rank_anew("", 0.0).done, reads) == (3, [])
+    site.ingest([], [Pair("What is daily?", ("lamp",), "test")])
+    assert answering.rank_anew("", 0.0) == ("cross-encoder", 1, 4)
+    assert reads == ["", ""], "to see that they are others, and to ask them"
+
+
+def test_an_evaluation_reads_of_copies_one_as_at_a_question(site: Site, folder: Path) -> None:
+    lamp = next(one for one in DOCUMENTS if one.id == "lamp")
+    copies = [replace(lamp, id=f"old/{n}") for n in range(5)]
+    site.ingest(copies, [Pair(QUESTION, ("sail",), "valid"), Pair(QUESTION, ("old/4",), "valid")])
+    site.open(index=site.indexed(site.digest), cross_encoder=str(folder), cross_encoder_depth=4)
+    figures = answering.evaluate("valid").figures
+    assert figures["fused"]["hit@1"].mean == 0.0, "six lamps come first"
+    assert figures["cross-encoder"]["hit@1"].mean == 0.5, "as people get it: the sail"
+    assert figures["cross-encoder"]["recall@10"].mean == 1.0, "and copies, behind one of them"
+
+
+def test_an_evaluation_says_what_the_cross_encoder_left_out(site: Site, folder: Path) -> None:
+    pairs = [Pair(query, ("lamp",), "test") for query in ("A lamp at the quay?", "Which wick?")]
+    site.ingest([], pairs)
+    site.open()
+    with broken(site, folder, "quay"):  # of one question
+        all_ranked()
+        judged = answering.evaluate("")
+        assert (judged.left_out, judged.cause) == (1, "it gives passages what is no number")
     all_ranked()
-    as_they_were = answering.evaluate("").figures
-    assert as_they_were["cross-encoder"] == as_they_were["fused"]
-    weights.copy_(kept)
+    assert (anew := answering.evaluate("")).left_out == 0, "it was not kept"
+    assert anew.figures["cross-encoder"] != anew.figures["fused"]
+
+
+def test_where_most_questions_are_left_out_no_figure_is_given(site: Site, folder: Path) -> None:
+    why = "most questions are ranked without the cross-encoder: it gives passages what is no number"
+    with broken(site, folder):
+        for judge in (all_ranked, partial(answering.evaluate, "")):
+            with pytest.raises(EvaluationError, match=why):
+                judge()
     all_ranked()
     figures = answering.evaluate("").figures
     assert figures["cross-encoder"] != figures["fused"]
+
+
+def test_what_an_evaluation_met_is_not_said_of_the_last_question(site: Site, folder: Path) -> None:
+    with broken(site, folder):
+        with pytest.raises(EvaluationError):
+            answering.evaluate("")
+        cross = str(site.folder / "cross")
+        opened = answering.open_version(
+            *(site.spec, site.library, site.versions, site.digest, site.index),
+            options=AnsweringOptions(cross_encoder=cross),
+        )
+    assert opened.lacking == ""
 
 
 def test_what_is_no_cross_encoder_is_refused_by_name(tmp_path: Path, folder: Path) -> None:
