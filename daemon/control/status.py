@@ -127,7 +127,7 @@ class StatusCalls(Calls):
         if not entries or not records.keys() >= set(entries):
             unknown = ", ".join(str(entry) for entry in entries if entry not in records)
             cause = f"no break waits to be acknowledged at entry {unknown or '(none was named)'}"
-            await refuse(context, cause, "`fedctl status` lists those that do")
+            await refuse(context, cause, "`fedctl status` lists those that do", senseless=True)
         user = await asyncio.to_thread(_user_name, self._actor)
         try:
             await self._audit.record(self._actor, "acknowledge", "done", breaks=entries, **user)

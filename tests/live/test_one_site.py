@@ -195,6 +195,27 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     await shown(site, "pairs", "drop", "--all")
 
 
+async def test_what_is_named_and_not_here_has_one_exit_code(site: LiveSite, tmp_path: Path) -> None:
+    for words in (
+        "rounds show 99",
+        "audit acknowledge 99 --yes",
+        "documents show nope",
+        "documents original nope --out OUT/nope",
+        "documents page nope 1 --out OUT/nope.png",
+        "documents remove nope --yes",
+        "documents remove --below nope/ --yes",
+        "documents export nope --out OUT/nope.jsonl",
+        "search --collection nope what?",
+        "site expel nope --ca OUT",
+        "manifest show OUT/nope.json",
+        "rounds verify --authority OUT/nope.crt",
+        "ingest OUT/nope.txt",
+        "audit verify OUT/nope.jsonl",
+    ):
+        code, _, err = await fedctl(site, *words.replace("OUT", str(tmp_path)).split())
+        assert code == 2, f"{words}: {code}: {err}"
+
+
 async def until_answered(site: LiveSite, question: str, said: str, *, there: bool = True) -> None:
     """Ask until the answer says it, or says it no longer."""
     async with asyncio.timeout(90):

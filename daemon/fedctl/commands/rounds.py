@@ -77,7 +77,9 @@ def rounds_show(
     round_ = next((r for r in reply.rounds if r.certificate.body.round == number), None)
     if round_ is None:
         raise CommandError(
-            f"round {number} is not committed here", "`fedctl rounds` lists those that are"
+            f"round {number} is not committed here",
+            "`fedctl rounds` lists those that are",
+            exit_code=Exit.USAGE,
         )
     plain = plain_round(round_.certificate, round_.report)
     plain["attempts"] = [plain_attempt(attempt) for attempt in round_.attempts]

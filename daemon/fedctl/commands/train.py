@@ -394,22 +394,32 @@ async def _watch(session: Session) -> Exit:
     first: int | None = None
     target = 0  # the last round that was wanted: a stopped run's own target is where it ended
     last: TrainingProgress | None = None
+    under_way = False
     async with connected(socket_path(session)) as daemon:
-        private = (await asked_status(daemon)).run.plan.HasField("privacy")
+        status = await asked_status(daemon)
+        private = status.run.plan.HasField("privacy")
         with TrainingView(session.notes, quiet=session.json, private=private) as view:
             reminding = asyncio.create_task(view.remind(REMIND_AFTER_S))
             async for progress in watched(daemon):
                 first = progress.head_round if first is None else first
                 target = max(target, progress.target_round)
-                last = progress
+                last, under_way = progress, under_way or not progress.finished
                 session.line(as_plain(progress))
                 view.show(progress)
             reminding.cancel()
     if last is None or first is None or not target:
-        raise CommandError("nothing is being trained", "`fedctl train --rounds 3` starts a run")
+        ended = (
+            f"; the last run was stopped, with round {last.head_round} committed" if last else ""
+        )
+        raise CommandError(
+            f"nothing is being trained{ended}", "`fedctl train --rounds 3` starts a run"
+        )
     if last.head_round >= target:
+        if not under_way:
+            by = visible(status.run.requested_by)
+            session.note(f"No run is under way. The last one, asked for at site {by}, is over.")
         if not session.json:
-            session.console.print(_outcome(last))
+            session.console.print(_outcome(last, status.model_digest))
         return Exit.OK
     session.note(
         f"fedctl: the run ended at round {last.head_round} of {target}. " + visible(last.message)
@@ -417,8 +427,9 @@ async def _watch(session: Session) -> Exit:
     return Exit.PARTLY if last.head_round > first else Exit.FAILED
 
 
-def _outcome(last: TrainingProgress) -> str:
-    version = short(last.model_digest.hex())
+def _outcome(last: TrainingProgress, before: bytes) -> str:
+    """``before``: the version when watching began; of a run that was over then nothing is told."""
+    version = short((last.model_digest or before).hex())
     return f"Round {last.head_round} is committed. Model version {version}."
 
 

@@ -14,7 +14,10 @@ from typing import Any, cast
 
 import pytest
 
+from daemon.control import library
 from daemon.control.library import LibraryCalls
+from daemon.process.streams import Listener
+from daemon.services.library_changes import SilentError
 from daemon.services.originals import KeptOriginals
 from daemon.state.audit import AuditLog
 from peers.attempts import effects as do
@@ -48,3 +51,21 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         await cast(Any, call).aclose()
         await driver.ask(do.Tick())
         assert driver.protocol._here.situation.num_examples == 1
+
+
+async def test_who_only_says_that_it_is_there_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept all ingests and removals waiting, for as long as it liked."""
+    said = list[int]()
+
+    async def there_for_ever() -> AsyncIterator[control.IngestRequest]:
+        yield control.IngestRequest(documents=[control.Document(id="door.md")])
+        for n in range(1000):
+            said.append(n)
+            yield control.IngestRequest()
+
+    heard = library._heard(there_for_ever(), Listener(()))
+    assert (await anext(heard)).documents[0].id == "door.md"
+    monkeypatch.setattr(library, "_NOTHING_S", 0.0)
+    with pytest.raises(SilentError, match=r"no document came.*\n.*ingest again for the rest"):
+        await anext(heard)
+    assert said == [0]

@@ -167,6 +167,18 @@ def test_a_run_that_is_stopped_before_anything_was_committed_was_a_run(
     assert f"ended at round {reached} of 2. stopped" in ran.err
 
 
+def test_who_attaches_to_nothing_is_told_so(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.training = [progress(phase="idle", head_round=2, finished=True)]
+    ran = fedctl("train", "--attach")
+    assert ran.err == "No run is under way. The last one, asked for at site north, is over.\n"
+    version = DIGEST.hex()[:12]
+    assert (ran.code, f"Round 2 is committed. Model version {version}" in ran.out) == (0, True)
+    daemon.training = [progress(phase="idle", head_round=2, target_round=0, finished=True)]
+    ran = fedctl("train", "--attach")
+    stopped = "nothing is being trained; the last run was stopped, with round 2 committed"
+    assert (ran.code, stopped in ran.err) == (Exit.FAILED, True)
+
+
 def test_a_stop_says_where_the_run_ends_and_what_may_follow(
     fedctl: Fedctl, daemon: CannedDaemon
 ) -> None:
@@ -184,8 +196,7 @@ def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert both[0]["mean_loss"] is None
     one = fedctl("rounds", "show", 2, "--json").object
     assert (one["round"], one["signed_by"]) == (2, ["east", "north", "west"])
-    missing = fedctl("rounds", "show", 9)
-    assert (missing.code, "round 9 is not committed" in missing.err) == (Exit.FAILED, True)
+    assert "round 9 is not committed" in fedctl("rounds", "show", 9).err
     daemon.rounds = []
     assert "No round is committed yet" in fedctl("rounds").out
 
@@ -355,6 +366,9 @@ def test_an_option_beats_the_environment(
         ["site", "renew", "missing"],
         ["audit", "verify", "missing.jsonl"],
         ["audit", "show", "audit-000009.jsonl"],
+        ["rounds", "verify", "--authority", "missing.crt"],
+        ["manifest", "show", "missing.json"],
+        ["status", "--config", "missing.toml"],
         ["ingest", "missing.txt"],
         ["demo", "--data", "missing"],
         ["demo", "--sites", "a,b"],
