@@ -12,13 +12,14 @@ import asyncio
 import math
 import socket
 import struct
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import structlog
+
+from daemon.process.temporary import TemporaryFolder
 
 log = structlog.get_logger()
 
@@ -36,7 +37,7 @@ class PeerCredentials:
 
     def __init__(self, open_server: Open) -> None:
         self._open_server = open_server
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         self._doors: dict[int, asyncio.Task[Path]] = {}
         self._server: asyncio.Server | None = None
         self._visits: dict[asyncio.Task[None], int] = {}  # and the user
@@ -44,7 +45,7 @@ class PeerCredentials:
 
     async def start(self, path: Path) -> None:
         """Listen at ``path``. Raises OSError."""
-        self._folder = _own_folder()
+        self._folder = TemporaryFolder()
         self._server = await asyncio.start_unix_server(self._visit, path)
 
     async def stop(self) -> None:
@@ -85,10 +86,10 @@ class PeerCredentials:
         except FileNotFoundError:
             # Somebody has cleared the temporary folder: without this nobody would be let in
             # until the daemon is started again.
-            if self._folder is not None and door.parent == Path(self._folder.name):
+            if self._folder is not None and door.parent == self._folder.path:
                 log.warning("the control socket's own folder is gone: made anew", gone=str(door))
                 self._folder.cleanup()
-                self._folder, self._doors = _own_folder(), {}
+                self._folder, self._doors = TemporaryFolder(), {}
             return await asyncio.open_unix_connection(await self._door(uid))
 
     async def _door(self, uid: int) -> Path:
@@ -99,7 +100,7 @@ class PeerCredentials:
             self._say_crowded(uid)
             raise OSError(f"uid {uid} has {_OPEN_AT_ONCE} other connections")
         if uid not in self._doors:
-            path = Path(self._folder.name) / str(uid)
+            path = self._folder.path / str(uid)
             self._doors[uid] = asyncio.create_task(self._opened(uid, path))
         return await asyncio.shield(self._doors[uid])
 
@@ -122,16 +123,6 @@ class PeerCredentials:
             log.warning("a user of fedctl cannot be served now", uid=uid, cause=str(error))
             raise OSError(str(error)) from error
         return path
-
-
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    """For us alone: never wider than 0700, and just that under a mask that would keep us out.
-
-    In the system's folder for such things, because a socket's name must be short.
-    """
-    folder = tempfile.TemporaryDirectory(prefix="hanse-")
-    Path(folder.name).chmod(0o700)
-    return folder
 
 
 def _uid_of(connection: socket.socket) -> int:

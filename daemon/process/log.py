@@ -140,6 +140,7 @@ def configure_logging(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendered],
         )
     )
+    logging.captureWarnings(True)
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[libraries], force=True)
 
 

@@ -34,9 +34,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, ParamSpec, TypeVar
 
 from daemon.process import log
+from daemon.process.temporary import TemporaryFolder, forget_left
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,8 +106,11 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
     multiprocessing.set_forkserver_preload(list(modules))
     before = dict(os.environ)
     os.environ.setdefault("GLIBC_TUNABLES", _HUGE_PAGES)
+    # What outlives a killed daemon to tidy behind it must not write into its log.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     os.environ.update(_thread_limits(threads))
     try:
+        _place_sockets()
         forkserver.ensure_running()
     except OSError as error:
         raise WorkersRefused(
@@ -115,6 +120,16 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _place_sockets() -> None:
+    """Have multiprocessing's sockets where the next start finds what a killed daemon left."""
+    forget_left()
+    config = vars(multiprocessing.current_process())["_config"]
+    if not config.get("tempdir"):  # as multiprocessing.util.get_temp_dir keeps its own
+        folder = TemporaryFolder()
+        config["tempdir"] = str(folder.path)
+        Finalize(None, folder.cleanup, exitpriority=-100)
 
 
 _foreign: dict[Callable[..., Any], str] = {}

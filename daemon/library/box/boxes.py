@@ -15,12 +15,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -38,14 +35,13 @@ from daemon.library.files import Found, reader_of, source_of
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
 from daemon.library.readers.reader import NoSuchPage, cause_of, is_passing
 from daemon.process.confinement import INSTALLED
+from daemon.process.temporary import TemporaryFolder, forget_left
 
 _PROCESS: Final = "daemon.library.box.process"
 _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
 _AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fewer processors
 _PROBLEMS: Final = 1000  # of a file
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
-_ATTACHED: Final = "hanse-attached"  # and the process's number: folders of what is attached
-_PID: Final = re.compile("[1-9][0-9]*")
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
 
 
@@ -225,7 +221,7 @@ class Boxes:
                 except ConnectionError:  # it was killed, as where memory is short: readers, too
                     self._forks.end()
             if not self._over.is_set():
-                _forget_attached()
+                forget_left()
                 self._forks = _Forks()
                 if (
                     self._over.is_set()
@@ -359,9 +355,9 @@ class Boxes:
             # Whoever sends a letter would choose ids of documents here, and teach by pairs.
             yield FileProblem(where, "records, which no letter brings: take it out and ingest it")
             return
-        with tempfile.TemporaryDirectory(prefix=f"{_ATTACHED}-{os.getpid()}-") as folder:
+        with TemporaryFolder() as folder:
             # By its end alone it is read; a name on the disk has less room than one in a letter.
-            path = Path(folder, name.encode()[-_LONGEST_NAME:].decode(errors="ignore"))
+            path = Path(folder.path, name.encode()[-_LONGEST_NAME:].decode(errors="ignore"))
             try:
                 path.write_bytes(attached.content)
             except OSError as error:
@@ -370,16 +366,6 @@ class Boxes:
                 return
             inner = self._begin(Found(path, f"{file.name}/{name}"))
             yield from self._told(inner, lambda _: None, where, depth + 1, allowance)
-
-
-def _forget_attached() -> None:
-    """What is attached lies in clear while it is read; whoever was killed has left it there."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_ATTACHED}-*-*"):
-        pid = folder.name.removeprefix(f"{_ATTACHED}-").partition("-")[0]
-        with suppress(OSError):
-            over = _PID.fullmatch(pid) and not Path("/proc", pid).exists()
-            if over and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder)
 
 
 class _Ended(Exception):

@@ -84,7 +84,7 @@ async def test_a_cleared_temporary_folder_keeps_nobody_out(tmp_path: Path) -> No
     async with doorman(path) as keeper:
         assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
         assert keeper._folder is not None
-        shutil.rmtree(keeper._folder.name)
+        shutil.rmtree(keeper._folder.path)
         with capture_logs() as logs:
             assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
         assert ["made anew" in one["event"] for one in logs if one["log_level"] == "warning"] == [

@@ -7,6 +7,7 @@ import platform
 import resource
 import socket
 import subprocess
+import sys
 import tempfile
 import textwrap
 import threading
@@ -25,6 +26,7 @@ from daemon.library.box.told import Limits
 from daemon.library.files import Found
 from daemon.library.readers.documents import Document, FileProblem, Item
 from daemon.process.confinement import landlock_version
+from daemon.process.temporary import TemporaryFolder
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -505,15 +507,18 @@ def test_what_was_attached_does_not_outlive_who_was_killed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed = subprocess.Popen(["true"])
-    killed.wait()
-    left, in_use = (tmp_path / f"hanse-attached-{pid}-x" for pid in (killed.pid, os.getpid()))
-    for place in (left, in_use):
-        place.mkdir()
+    making = "from daemon.process.temporary import *; print(TemporaryFolder().path)"
+    killed = subprocess.run(
+        [sys.executable, "-c", making], capture_output=True, check=True, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    left, in_use = Path(killed.stdout.strip()), TemporaryFolder()
+    for place in (left, in_use.path):
         (place / "letter.txt").write_text("in clear")
     (folder / "b.md").write_text("x")
     list(boxed(folder, "b.md"))
-    assert (left.exists(), in_use.exists()) == (False, True)
+    assert (left.parent, left.exists(), in_use.path.exists()) == (tmp_path, False, True)
+    in_use.cleanup()
 
 
 @pytest.mark.slow

@@ -108,6 +108,18 @@ def test_the_level_holds_and_libraries_are_heard_from_warning_on() -> None:
     assert [line["event"] for line in json_lines(stream)] == ["ours", "theirs"]
 
 
+def test_a_warning_of_pythons_is_a_line_as_others() -> None:
+    program = (
+        "import warnings; from daemon.process.log import configure_logging\n"
+        "configure_logging(); warnings.warn('old', UserWarning)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    (line,) = json_lines(io.StringIO(ran.stderr))
+    assert (line["level"], "UserWarning: old" in line["event"]) == ("warning", True)
+
+
 class Full(io.StringIO):
     """A file on a disk that is full, until it is not."""
 

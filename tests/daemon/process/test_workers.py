@@ -116,6 +116,37 @@ async def test_who_forks_workers_may_be_killed() -> None:
         await worker.stop()
 
 
+def test_what_a_killed_daemon_leaves_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    program = """
+import asyncio, os, sys
+from daemon.process.temporary import TemporaryFolder
+from daemon.process.workers import Worker, import_once
+
+async def main():
+    import_once(["fractions"], threads=1)
+    worker = Worker("arithmetic", threads=1, forked=True)
+    await worker.run(os.getpid)
+    if sys.argv[1:]:
+        kept = TemporaryFolder()
+        os.kill(os.getpid(), 9)
+    print(len(os.listdir(os.environ["TMPDIR"])))
+    await worker.stop()
+
+asyncio.run(main())
+"""
+
+    def ran(*killed: str) -> tuple[str, str]:
+        env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", program, *killed]
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return ended.stdout, ended.stderr  # to the end of the last process that has them
+
+    assert ran("killed") == ("", ""), "what tidies behind it says nothing in the log"
+    assert len([*tmp_path.iterdir()]) == 2
+    assert ran() == ("1\n", "")
+    assert [*tmp_path.iterdir()] == []
+
+
 async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
     """An attempt is given up, and the next one trains at once."""
     seen: list[int] = []
