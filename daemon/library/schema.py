@@ -6,10 +6,13 @@ import errno
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from crypto.durable import whole
 from daemon.library.catalogue.name_words import name_words
+from daemon.library.catalogue.originals import folder_of
+from daemon.state.folder import StateFolder
 
 _SCHEMA_VERSION = 5
 _BUSY_MS = 30_000
@@ -200,16 +203,18 @@ class LibraryError(Exception):
 
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open the file at ``path``; unless ``read_only``, make it where there is none.
+    """Open the file at ``path``; unless ``read_only``, make it where there never was one.
 
-    Raises LibraryError: missing (read only), damaged, of another format, or an
+    Raises LibraryError: missing (read only), lost, damaged, of another format, or an
     SQLite without FTS5.
     """
-    if read_only and not path.exists():
-        raise LibraryError(f"no library at {path}: ingest documents first")
     with explained(path):
-        if not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.exists() and path.stat().st_size):
+            if cause := _lost(path):
+                raise LibraryError(cause)
+            if read_only:
+                raise LibraryError(f"no library at {path}: ingest documents first")
+            _make(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
         try:
             _prepare(connection, path, read_only=read_only)
@@ -219,23 +224,51 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
+def _lost(path: Path) -> str:
+    """Why none is to be made where none is: there was one. Empty: there was not.
+
+    None of ours is ever empty, and what is made of one is made behind it.
+    """
+    backup = "put a backup back (docs/install.md, A backup)"
+    if path.is_symlink() and not path.exists():
+        leads = f"library {path} leads to {path.readlink()}, which is gone"
+        return f"{leads}: mount its disk, or {backup}"
+    state = StateFolder(path.parent)
+    made = (state.index, state.sentences, folder_of(path))
+    beside = (path, path.with_name(f"{path.name}-wal"), *made)
+    left = [one.name for one in beside if one.is_file() or (one.is_dir() and any(one.iterdir()))]
+    if not left:
+        return ""
+    return (
+        f"library {path} is {'empty' if path.exists() else 'gone'}, and there was one, of which "
+        f"this is left: {', '.join(left)}. Mount its disk, or {backup}. To go on without its "
+        "documents, move what is left away and ingest them again"
+    )
+
+
+def _make(path: Path) -> None:
+    """The schema is on the disk, whole, before the file has its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        suppress(FileExistsError),  # somebody was first
+        whole(path, fresh=True) as unfinished,
+        closing(sqlite3.connect(unfinished, isolation_level=None)) as connection,
+    ):
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(
+            f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+        )
+
+
 def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Pragmas and schema; raises LibraryError for a schema that this program doesn't know."""
+    """Pragmas, an older schema; LibraryError for one that this program doesn't know."""
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     connection.execute("PRAGMA foreign_keys = ON")
     version = _version(connection)
     if version in _STEPS:
         _migrate(path, version)
         version = _version(connection)
-    if version == 0 and not read_only:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # executescript commits first, so the transaction is part of the script.
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
-        )
-    elif version == 0:
-        raise LibraryError(f"no library at {path} yet: ingest documents first")
-    elif version != _SCHEMA_VERSION:
+    if version != _SCHEMA_VERSION:
         raise LibraryError(
             f"{path} has library format {version}, this program reads {_SCHEMA_VERSION}: "
             "use the version of Hanse that wrote it, or move the file away and ingest again"
@@ -305,7 +338,10 @@ def _explanation(path: Path, error: Exception) -> str:
     elif "readonly" in text or "unable to open" in text or isinstance(error, OSError):
         remedy = "check that the daemon's user may read and write the file and its folder"
     elif isinstance(error, sqlite3.DatabaseError):
-        remedy = "if the file is damaged, move it away and ingest the documents again"
+        remedy = (
+            "if the file is damaged, put a backup back, or move it away and ingest the documents "
+            "again (docs/install.md, A backup)"
+        )
     else:
         remedy = "see the cause"
     return f"library {path}: {text}: {remedy}"

@@ -244,3 +244,47 @@ def test_a_full_disk_is_told_though_sqlite_has_rolled_back_already(tmp_path: Pat
     ):
         database.execute("ROLLBACK")
         raise sqlite3.OperationalError("database or disk is full")
+
+
+# ---- a file that is lost ------------------------------------------------------------
+
+
+LEFT = ("library.sqlite3-wal", "sentences.sqlite3", "index/of-a-version", f"originals/{'0' * 64}")
+
+
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_library_that_is_gone_is_not_begun_anew(
+    tmp_path: Path, left: str, read_only: bool
+) -> None:
+    """Its documents would be gone, too, and nobody would have been told."""
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_bytes(b"made of what was in it")
+    name = left.partition("/")[0]
+    path = tmp_path / "library.sqlite3"
+    with pytest.raises(LibraryError, match=f"gone, and there was one, .* left: {name}. Mount"):
+        Library.open(path, read_only=read_only)
+    assert not path.exists()
+    (tmp_path / left).unlink()  # and an empty folder says nothing
+    Library.open(path).close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_empty_file_is_no_new_library(tmp_path: Path, read_only: bool) -> None:
+    """As a disk that was full, or a copy that broke off, leaves one."""
+    path = tmp_path / "library.sqlite3"
+    path.touch()
+    with pytest.raises(LibraryError, match=r"is empty, and there was one, .*put a backup back"):
+        Library.open(path, read_only=read_only)
+    assert path.stat().st_size == 0
+
+
+def test_no_library_is_begun_behind_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    path, disk = tmp_path / "library.sqlite3", tmp_path / "not-mounted" / "library.sqlite3"
+    path.symlink_to(disk)
+    with pytest.raises(LibraryError, match=r"leads to .*, which is gone: mount its disk"):
+        Library.open(path)
+    disk.parent.mkdir()
+    Library.open(tmp_path / "another.sqlite3").close()
+    (tmp_path / "another.sqlite3").rename(disk)
+    Library.open(path).close()

@@ -18,6 +18,7 @@ from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.catalogue.originals import folder_of
 from daemon.library.readers.documents import Document
+from daemon.library.schema import LibraryError
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services.collection import Collection, CollectionSettings, Listeners
@@ -109,6 +110,27 @@ async def test_after_a_restart_the_index_of_before_answers_at_once(
         while again.indexed < len(DOCUMENTS):
             await asyncio.sleep(0.01)
     running.cancel()
+
+
+async def test_without_the_library_that_was_here_no_site_starts(
+    workers: Workers, spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    """Nor is an ingest taken by one that runs: it would be all that is there afterwards."""
+    site = collection_of(workers, spec, tmp_path / "state")
+    await site.prepare()
+    version = await workers.learning.run(learning.write_initial_version, spec, site.versions)
+    running = asyncio.create_task(site.run())
+    site.adopt(version)
+    await site.until_served(version)
+    running.cancel()
+    kept = tmp_path / "kept"
+    site.library_path.rename(kept)
+    with pytest.raises(LibraryError, match="gone, and there was one, of which this is left: "):
+        await site.ingest(DOCUMENTS, [])
+    with pytest.raises(LibraryError, match="gone, and there was one"):
+        await collection_of(workers, spec, tmp_path / "state").prepare()
+    kept.rename(site.library_path)
+    await collection_of(workers, spec, tmp_path / "state").prepare()
 
 
 async def test_what_a_kill_left_of_removed_files_is_gone_after_the_start(
