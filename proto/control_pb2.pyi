@@ -104,6 +104,7 @@ class StatusReply(_message.Message):
     DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
     LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
     PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
+    REWRITING_OWED_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
@@ -162,7 +163,7 @@ class StatusReply(_message.Message):
     pairs_valid: _builtins.int
     """pairs by which this site judges what is trained"""
     index_recall: _builtins.float
-    """share of the ten nearest passages that the index finds, measured when it was built; 0: none is open yet"""
+    """share of the ten nearest passages that the index finds, measured when it was built; 0: none is open yet, or it is empty"""
     index_engine: _builtins.str
     """what searches the index that questions are answered from; "": none is open yet"""
     retriever: _builtins.str
@@ -179,6 +180,8 @@ class StatusReply(_message.Message):
     """an ingest or a removal that is under way, and since when; empty: none"""
     passages_embedded: _builtins.int
     """of passages_waiting, at least, as the work under way tells it"""
+    rewriting_owed: _builtins.bool
+    """text of removed documents may still be in the library's file or its log"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -238,11 +241,12 @@ class StatusReply(_message.Message):
         documents_waiting: _builtins.int = ...,
         library_change: _builtins.str = ...,
         passages_embedded: _builtins.int = ...,
+        rewriting_owed: _builtins.bool = ...,
         counted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "rewriting_owed", b"rewriting_owed", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1647,6 +1651,7 @@ class WatchedFolder(_message.Message):
     LOOK_SECONDS_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """the collection: what its documents' ids begin with"""
     path: _builtins.str
@@ -1658,7 +1663,7 @@ class WatchedFolder(_message.Message):
     other_kinds: _builtins.int
     """that nothing here reads"""
     refused: _builtins.int
-    """that were not read, or not all of them; links and folders, too"""
+    """that were not read, or not all of them; folders, too"""
     looked_unix_ms: _builtins.int
     """when the last look ended; 0: there was none yet"""
     look_seconds: _builtins.float
@@ -1667,6 +1672,8 @@ class WatchedFolder(_message.Message):
     """why the folder is not looked into, or nothing is removed"""
     reading: _builtins.bool
     """a look is under way"""
+    links: _builtins.int
+    """that are not followed"""
     @_builtins.property
     def not_read(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileNotRead]:
         """the first of these"""
@@ -1685,10 +1692,11 @@ class WatchedFolder(_message.Message):
         look_seconds: _builtins.float = ...,
         trouble: _builtins.str = ...,
         reading: _builtins.bool = ...,
+        links: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "look_seconds", b"look_seconds", "looked_unix_ms", b"looked_unix_ms", "name", b"name", "not_read", b"not_read", "other_kinds", b"other_kinds", "path", b"path", "reading", b"reading", "refused", b"refused", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "links", b"links", "look_seconds", b"look_seconds", "looked_unix_ms", b"looked_unix_ms", "name", b"name", "not_read", b"not_read", "other_kinds", b"other_kinds", "path", b"path", "reading", b"reading", "refused", b"refused", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

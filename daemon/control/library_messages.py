@@ -204,6 +204,7 @@ def folder_message(
         files=looked.seen,
         waiting=len(looked.memory.waiting),
         other_kinds=looked.other_kinds,
+        links=looked.links,
         refused=refused + looked.not_read_count,
         not_read=[
             control.FileNotRead(path=_utf8(name), cause=_utf8(cause)) for name, cause in not_read

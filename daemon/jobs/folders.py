@@ -79,6 +79,7 @@ class Looked:
     memory: Memory
     seen: int = 0  # files
     other_kinds: int = 0
+    links: int = 0
     not_read: tuple[NotRead, ...] = ()
     not_read_count: int = 0
     trouble: str = ""  # why the folder was not looked into, or what is held back
@@ -125,6 +126,7 @@ def look_through(
         ),
         seen=len(tree.files),
         other_kinds=tree.other_kinds,
+        links=tree.links,
         not_read=tuple(not_read[:_TOLD]),
         not_read_count=len(not_read),
         trouble=trouble,

@@ -58,6 +58,7 @@ class Tree:
 
     files: Mapping[str, Stamp] = field(default_factory=dict)
     other_kinds: int = 0  # files that no reader is for
+    links: int = 0  # to files and folders, none of which is followed
     problems: tuple[NotRead, ...] = ()
     unseen: tuple[str, ...] = ()  # folders that could not be looked into, with a / behind each
     missing: str = ""  # why the folder itself can't be looked into
@@ -100,14 +101,14 @@ def look(folder: Path) -> Tree:
     problems: list[NotRead] = []
     unseen: list[str] = []
     waiting = [""]
-    other_kinds = 0
+    other_kinds = links = 0
     while waiting:
         below = waiting.pop()
         try:
             for entry in _entries(folder / below):
                 name = below + entry.name
                 if entry.is_symlink():
-                    problems.append(NotRead(name, "a link: put there what it leads to"))
+                    links += 1
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{name}/")
                 elif not entry.name.lower().endswith(SUFFIXES):
@@ -122,7 +123,7 @@ def look(folder: Path) -> Tree:
             # Also one that went while it was looked into: the next look knows.
             unseen.append(below)
             problems.append(NotRead(below, cause_for_daemon(error)))
-    return Tree(files, other_kinds, tuple(problems), tuple(unseen))
+    return Tree(files, other_kinds, links, tuple(problems), tuple(unseen))
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -161,6 +161,9 @@ class WatchedFolders:
         except _FAILURES as error:
             state.trouble = f"the look broke off: {error}"
         else:
+            if looked.links > state.looked.links:  # nobody's mistake, so once and no warning
+                name, links = state.folder.name, looked.links
+                log.info("links in a watched folder are not followed", folder=name, links=links)
             state.looked, state.looked_unix_ms = looked, time.time_ns() // 1_000_000
             state.trouble, outcome = looked.trouble or work.waits, "done"
         finally:

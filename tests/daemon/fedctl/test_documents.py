@@ -78,14 +78,14 @@ def test_watched_folders_are_shown_with_what_was_not_read(
     lamp = control.FileNotRead(path="lamp.docx", cause="damaged [or not]: save it anew")
     daemon.folders = [
         control.WatchedFolder(
-            name="contracts", path="/srv/contracts", files=40, waiting=1, refused=3,
+            name="contracts", path="/srv/contracts", files=40, waiting=1, refused=3, links=5,
             not_read=[lamp], looked_unix_ms=1_700_000_000_000,
         ),
         control.WatchedFolder(name="letters", path="/srv/letters", trouble="not there"),
     ]  # fmt: skip
     lines = fedctl("documents", "folders").out.splitlines()
     contracts = next(line for line in lines if "/srv/contracts" in line)
-    assert contracts.split()[:5] == ["contracts", "/srv/contracts", "40", "1", "3"]
+    assert contracts.split()[:6] == ["contracts", "/srv/contracts", "40", "1", "3", "5"]
     assert contracts.strip().endswith("2023-11-14 22:13:20 UTC")
     assert "contracts/lamp.docx: damaged [or not]: save it anew" in lines, lines
     assert "and 2 more in contracts" in lines

@@ -51,12 +51,8 @@ def test_no_link_is_followed_and_no_pipe_is_opened(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.txt")
     tree = look(folder)
     assert dict(tree.files) == {}
-    assert {one.name: one.cause.split(":")[0] for one in tree.problems} == {
-        "to_file.txt": "a link",
-        "to_folder": "a link",
-        "nowhere.txt": "a link",
-        "pipe.txt": "not a regular file",
-    }
+    assert [one.name for one in tree.problems] == ["pipe.txt"], "a link is nobody's mistake"
+    assert tree.links == 3
 
 
 def test_a_file_is_opened_step_by_step_and_never_through_a_link(tmp_path: Path) -> None:
