@@ -364,7 +364,6 @@ def search(
         str,
         typer.Option(
             "--below",
-            "--begins",
             metavar="BEGINNING",
             help="Only documents whose id begins so, as `manuals/` does.",
         ),

@@ -34,7 +34,7 @@ def test_where_a_passage_stands_once_more_is_told(fedctl: Fedctl, daemon: Canned
 
 
 def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    fedctl("search", "why", "--begins", "manuals/", "--title", "lift 2004")
+    fedctl("search", "why", "--below", "manuals/", "--title", "lift 2004")
     fedctl("search", "why", "--below", "manuals/")
     asked = [(one.begins, one.title) for one in daemon.asked]
     assert asked == [("manuals/", "lift 2004"), ("manuals/", "")]
