@@ -45,7 +45,6 @@ from daemon.learning.options import EncoderError, EvaluationError, EvaluationPro
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.catalogue.filters import EVERY, Filters
-from daemon.library.contents import LibraryCounts
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
@@ -353,14 +352,6 @@ def forget_removed(library_path: Path, sentences_path: Path) -> None:
         closing(SentenceFeatures.open(sentences_path)) as kept,
     ):
         kept.retain(set(library.content_labels()))
-
-
-def counts(library_path: Path) -> LibraryCounts:
-    """Sizes of the library at that path; all zero where there is none yet."""
-    if not library_path.exists():
-        return LibraryCounts()
-    with Library.open(library_path, read_only=True) as library:
-        return library.counts()
 
 
 def _weighed(version: OpenVersion) -> OpenVersion:

@@ -109,7 +109,7 @@ class Collection:
         self.changes = LibraryChanges()
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
-        self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet
+        self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet, or it is empty
         self.indexed = 0  # passages that it holds
         self.index_engine = ""  # what searches it
         self.last_error = ""
@@ -229,11 +229,10 @@ class Collection:
 
     async def counts(self) -> LibraryCounts:
         """How much there is."""
-        return await asyncio.to_thread(answering_jobs.counts, self.library_path)
+        return await self.read(lambda library: library.counts())
 
     async def unusable(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Those of the pairs none of whose documents is here: nothing is learned from them."""
-
         known = await self.known(list({name for pair in pairs for name in pair.positives}))
         return [pair for pair in pairs if known.isdisjoint(pair.positives)]
 
@@ -489,7 +488,8 @@ class Collection:
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
             log.warning(MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self._served_spec, self.served_digest, self.served_index = spec, digest, path
-        self.index_recall, self.indexed = accuracy.recall, opened.passages
+        self.indexed = opened.passages
+        self.index_recall = accuracy.recall if opened.passages else 0.0
         self.index_engine = opened.engine
         self._left_out = opened.lacking
 

@@ -94,10 +94,10 @@ def _status_table(reply: StatusReply) -> Table:
 
 def _answers_from(reply: StatusReply) -> str:
     """The version that is searched; where there is none, what is waited for."""
+    if not reply.passages:
+        return "nothing yet: no documents are here"
     if not reply.index_digest:
-        return "nothing yet: " + (
-            "passages are being embedded" if reply.passages else "no documents are here"
-        )
+        return "nothing yet: passages are being embedded"
     version = short(reply.index_digest.hex())
     if reply.index_digest != reply.wanted_digest:
         version += " (the newer version is being embedded)"

@@ -22,7 +22,7 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
 from daemon.library.catalogue.filters import Filters
-from daemon.library.contents import LibraryCounts, Passage
+from daemon.library.contents import Passage
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
@@ -425,11 +425,6 @@ def test_a_sample_of_the_questions_is_the_same_one_each_time(opened: Site) -> No
         assert (split, len(some), len(set(some))) == ("valid", 10, 10)
         assert some != many[:10]
         assert held_out(library, "valid", most=50)[1] == many
-
-
-def test_counts_of_a_library_and_of_none(site: Site, tmp_path: Path) -> None:
-    assert answering.counts(site.library) == LibraryCounts(4, 4, 0, 0, 2)
-    assert answering.counts(tmp_path / "none" / "library.sqlite3") == LibraryCounts()
 
 
 @pytest.mark.slow

@@ -143,6 +143,8 @@ def test_status_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "to round 9, by west" in fedctl("status").out
     # Markup and control characters from elsewhere are shown, not obeyed.
     assert "east [did not answer]\N{REPLACEMENT CHARACTER}[31m" in out
+    daemon.empty = True  # and a version is here, with an index of nothing
+    assert "nothing yet: no documents are here" in fedctl("status").out
 
 
 def test_status_for_machines(fedctl: Fedctl, daemon: CannedDaemon) -> None:

@@ -200,7 +200,8 @@ def cut_short(path: Path) -> None:
 @pytest.mark.slow
 async def test_who_ingests_is_told_how_far_the_index_is(site: Site) -> None:
     told: list[object] = []
-    await site.collection.until_served(site.genesis)  # from an index of nothing
+    await site.collection.until_served(site.genesis)
+    assert site.collection.index_recall == 0.0, "an index of nothing finds nothing"
     await site.collection.ingest(DOCUMENTS, [])
     await site.collection.index(told.append)
     assert IndexingProgress(8, 8) in told
