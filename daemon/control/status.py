@@ -97,6 +97,7 @@ class StatusCalls(Calls):
             index_recall=driver.collection.index_recall,
             index_engine=driver.collection.index_engine,
             documents_waiting=counts.waiting,
+            rewriting_owed=counts.rewriting_owed,
             library_change=driver.collection.changes.under_way,
             passages_waiting=waiting,
             passages_embedded=driver.collection.embedded_of(waiting),

@@ -174,7 +174,7 @@ def work_ahead(
     whose ingest was cut short), then `keep_sentences`. Raises LibraryError.
     """
     with Library.open(library_path) as library:
-        if library.removed_in_file():
+        if library.rewriting_owed():
             library.clear_removed()
         done = library.near.mark(seconds)
     return done or keep_sentences(spec, library_path, sentences_path, seconds)

@@ -126,7 +126,7 @@ class StoredDocument:
 class LibraryCounts:
     """Sizes of a library; a pair counts when one of its documents is here.
 
-    ``waiting``: documents with pages that wait for OCR.
+    ``waiting``: documents with pages that wait for OCR. ``rewriting_owed``: as `Rewriting.owed`.
     """
 
     documents: int = 0
@@ -135,6 +135,7 @@ class LibraryCounts:
     pairs_valid: int = 0
     pairs_test: int = 0
     waiting: int = 0
+    rewriting_owed: bool = False
 
 
 def embedding_text(title: str, text: str, context: str = "") -> str:

@@ -34,7 +34,8 @@ END;
 # Drawn anew whenever documents are removed; one row, or none. What was derived from the
 # library before may hold something of them.
 _REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
-# Whether the file was written anew since: `daemon.library.removals`. Not in formats before 5.
+# Whether the file was written anew since (1), and its log emptied (2): `daemon.library.rewriting`.
+# Not in formats before 5.
 _REWRITTEN = "ALTER TABLE removal ADD COLUMN rewritten INTEGER NOT NULL DEFAULT 0;\n"
 # Features go by their texts alone when documents do; not in formats before 5 either.
 _FEATURES_OF = """
@@ -277,7 +278,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
         connection.execute("PRAGMA query_only = ON")
     else:
         # What is removed is overwritten: a person may have asked for that, for a reason. Copies
-        # that SQLite has left of it elsewhere go by `daemon.library.removals`.
+        # that SQLite has left of it elsewhere go by `daemon.library.rewriting`.
         connection.execute("PRAGMA secure_delete = ON")
 
 

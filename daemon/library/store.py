@@ -54,8 +54,8 @@ from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair, Waiting
-from daemon.library.removals import Removals
-from daemon.library.schema import LibraryError, explained, open_database, transaction
+from daemon.library.rewriting import Rewriting
+from daemon.library.schema import explained, open_database, transaction
 from daemon.library.words import WordsRanking
 from daemon.process.faultpoints import passing
 
@@ -78,7 +78,7 @@ class Library:
         self._pairs = QuestionPairs(connection)
         self._waiting = WaitingPages(connection)
         self._originals = Originals(connection, path)
-        self._removals = Removals(connection, path)
+        self._rewriting = Rewriting(connection, path)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -265,18 +265,18 @@ class Library:
             "DELETE FROM query_feature WHERE content = ?",
             [(query_content_of(query),) for query in queries],
         )
-        self._removals.note()
+        self._rewriting.owe()
         # It marks words that are gone, and keeps them until its parts are merged.
         self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
         return RemovedCounts(len(removed), passages, pairs, waiting)
 
-    def removed_in_file(self) -> bool:
-        """As `Removals.in_file`."""
-        return self._removals.in_file()
+    def rewriting_owed(self) -> bool:
+        """As `Rewriting.owed`."""
+        return self._rewriting.owed()
 
     def clear_removed(self) -> None:
-        """As `Removals.clear`."""
-        self._removals.clear()
+        """As `Rewriting.clear`."""
+        self._rewriting.clear()
 
     def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
         """Documents whose id begins so, in the order of ids, of those behind ``after``."""
@@ -373,13 +373,6 @@ class Library:
         return {
             rowid: content for rowid, name, content in rows if not begins or name.startswith(begins)
         }
-
-    def passage(self, rowid: int) -> Passage:
-        """The passage of that label; LibraryError when it is gone."""
-        passages = self.passages_by_rowid([rowid])
-        if rowid not in passages:
-            raise LibraryError(f"no passage {rowid} in {self._path}: its document has changed")
-        return passages[rowid]
 
     def passages_by_rowid(self, rowids: Sequence[int]) -> dict[int, Passage]:
         """Passages by label; labels that are gone are left out."""
@@ -542,7 +535,8 @@ class Library:
             *((usable, (split,)) for split in ("train", "valid", "test")),
             ("SELECT count(*) FROM waiting", ()),
         ]
-        return LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
+        counts = LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
+        return dataclasses.replace(counts, rewriting_owed=self.rewriting_owed())
 
     def titles(self) -> list[tuple[int, str, str]]:
         """Label, document id and title of all passages, by label."""
@@ -569,7 +563,7 @@ class Library:
 
     def last_removal(self) -> bytes:
         """Another one after each removal of documents; empty where there was none."""
-        return self._removals.last()
+        return self._rewriting.last_removal()
 
     def content_labels(self) -> dict[bytes, int]:
         """The digests of the texts that are embedded, each with a passage's label."""

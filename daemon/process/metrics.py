@@ -74,6 +74,15 @@ METRICS = (
         unless_none=True,
     ),
     Metric(
+        "hanse_library_rewriting_owed",
+        "1 while text of removed documents may be in the library's file or its log, else 0.",
+        "count",
+        lambda s: s.rewriting_owed,
+        row="removed text",
+        phrase="may still be in the library's file, which fedd writes anew by itself",
+        unless_none=True,
+    ),
+    Metric(
         "hanse_index_recall_ratio",
         "Share of the ten nearest passages that the index finds, measured when it was built.",
         "ratio",

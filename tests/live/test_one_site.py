@@ -8,8 +8,9 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 import asyncio
 import json
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -188,6 +189,10 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     assert before.isdisjoint(index.name for index in indexes.iterdir()), "made without it"
     assert "vault.md" not in await shown(site, "ask", "where does the quaxolith lie?")
     assert "vault.md" not in await shown(site, "documents", "list")
+    assert "removed text" not in await shown(site, "status")
+    with closing(sqlite3.connect(state / "library.sqlite3", isolation_level=None)) as library:
+        library.execute("UPDATE removal SET rewritten = 0")  # as where the disk was full
+    assert "removed text may still be in the library's file" in await shown(site, "status")
     entries = await shown(site, "audit", "show", "--state-dir", str(state), "--json")
     assert '"action": "remove"' in entries
     code, _, err = await fedctl(site, "documents", "show", "vault.md")
@@ -232,6 +237,7 @@ async def test_a_watched_file_appears_changes_and_vanishes(site: LiveSite, folde
     file.parent.mkdir()
     (folder / "other.txt").write_text("Another file stays where it is.")
     (folder / "bad.docx").write_text("no archive")
+    (folder / "link.txt").symlink_to(folder / "other.txt")
     file.write_text("# The loft\n\nThe zephyrine kept in the loft is scarlet.")
     await until_answered(site, question, "scarlet")
     assert "watched/in/loft.md" in await shown(site, "documents", "list", "--below", "watched/")
@@ -244,6 +250,8 @@ async def test_a_watched_file_appears_changes_and_vanishes(site: LiveSite, folde
     (warning,) = json.loads(await shown(site, "status", "--json"))["warnings"]
     assert "1 not read, the first" in warning
     assert [one["path"] for one in told[0]["not_read"]] == ["bad.docx"]
+    assert told[0]["links"] == 1
+    assert site.log.count("links in a watched folder are not followed") == 1
     file.unlink()
     await until_answered(site, question, "emerald", there=False)
     assert holding(b"zephyrine", site.folder / "state" / "index") == set()

@@ -132,7 +132,7 @@ def test_what_could_not_be_cleared_is_cleared_by_what_comes_next(
     rope, sail = Document("rope", "Rope", "Hemp is tarred."), Document("sail", "", "Flax is light.")
     with Library.open(path) as library:
         library.put_documents([rope, sail], splitter=SPLITTER)
-        assert not library.removed_in_file()
+        assert not library.rewriting_owed()
         library.delete_documents(["rope"])
         with sqlite3.connect(path, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -140,13 +140,13 @@ def test_what_could_not_be_cleared_is_cleared_by_what_comes_next(
                 library.clear_removed()
             other.execute("ROLLBACK")
         other.close()
-        assert library.removed_in_file()
+        assert library.rewriting_owed()
         token = library.last_removal()
     spec = RetrieverSpec(encoder="none is loaded for it", max_tokens=64, device="cpu", threads=1)
     monkeypatch.setattr(learning, "keep_sentences", lambda *_: 0)
     learning.work_ahead(spec, path, tmp_path / "sentences.sqlite3", 1.0)
     with Library.open(path, read_only=True) as library:
-        assert not library.removed_in_file()
+        assert not library.rewriting_owed()
         assert library.last_removal() == token, "an index that is made since is sound"
         assert library.known(["rope", "sail"]) == {"sail"}
 

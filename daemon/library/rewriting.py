@@ -1,4 +1,6 @@
-"""What a library remembers of removals, and how what was removed leaves its file.
+"""The library's file is written anew, so that what was removed is in no byte of it.
+
+What goes with a document is for who removes it (`Library.delete_documents`) to say.
 
 SQLite overwrites what it frees (``secure_delete``), and that is not all there is. When rows
 are moved from one page of the file to another, to keep the pages evenly filled, the bytes they
@@ -7,8 +9,9 @@ deleted, and overwritten where it lies, may be found once more in other pages, w
 beginning or as a whole. Only a file that is written anew (VACUUM) holds no such copies: its
 pages are made of what is there by then.
 
-That takes a transaction of its own, behind the one that removes. A mark in the file, set by the
-latter, says that it is still to be done, also after a kill or on a full disk.
+That takes a transaction of its own, behind the one that removes, and then SQLite's log (WAL) is
+to be emptied. A mark in the file, set by the one that removes, says how far that is, also after a
+kill or on a full disk.
 """
 
 from __future__ import annotations
@@ -19,40 +22,43 @@ from pathlib import Path
 
 from daemon.library.schema import LibraryError, explained
 
+# How far it is with what was removed.
+_IN_FILE, _IN_LOG, _NOWHERE = range(3)
 
-class Removals:
+
+class Rewriting:
     """On a library's connection; ``path`` is its file."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
 
-    def note(self) -> None:
-        """That there is one, within its transaction; raises sqlite3.Error."""
+    def owe(self) -> None:
+        """Note a removal, within its transaction; raises sqlite3.Error."""
         self._db.execute("DELETE FROM removal")
         self._db.execute("INSERT INTO removal(token) VALUES (randomblob(16))")
 
-    def last(self) -> bytes:
+    def last_removal(self) -> bytes:
         """Another one after each removal; empty where there was none. Raises LibraryError."""
-        return self._token("SELECT token FROM removal")
+        return self._noted()[0]
 
-    def in_file(self) -> bool:
-        """Whether bytes of what was removed may still be in the file. Raises LibraryError."""
-        return self._waiting() != b""
+    def owed(self) -> bool:
+        """Whether bytes of what was removed may be in the file or its log. Raises LibraryError."""
+        return self._noted()[1] != _NOWHERE
 
     def clear(self) -> None:
         """Leave nothing of what was removed, neither in the file nor beside it.
 
         The file is written anew where that is to be done still, which takes free space of
-        twice its size, and holds up who writes, not who reads. Then SQLite's log (WAL), which
-        has old pages, is emptied: that waits for readers. Raises LibraryError where they don't
-        end, or the disk is full.
+        twice its size, and holds up who writes, not who reads. Then the log, which has old
+        pages, is emptied: that waits for readers. Raises LibraryError where they don't end, or
+        the disk is full.
         """
-        token = self._waiting()
-        if token:
+        token, at = self._noted()
+        if at == _IN_FILE:
             try:
                 with explained(self._path):
                     self._write_anew()
-                    self._db.execute("UPDATE removal SET rewritten = 1 WHERE token = ?", (token,))
+                    self._mark(token, _IN_LOG)
             except LibraryError as error:
                 raise LibraryError(
                     f"{error}. What was removed is out of the library, and bytes of it may be in "
@@ -63,8 +69,12 @@ class Removals:
         if busy:
             raise LibraryError(
                 f"the log of {self._path} could not be emptied, for somebody reads it: what was "
-                "removed is out of the library, and leaves the log when fedd is started again"
+                "removed is out of the library, and leaves the log when nobody does any more: fedd "
+                "tries that again by itself"
             )
+        if at != _NOWHERE:
+            with explained(self._path):
+                self._mark(token, _NOWHERE)
 
     def _write_anew(self) -> None:
         # By way of a file without a name, which holds texts: on the library's own disk, where
@@ -77,11 +87,12 @@ class Removals:
             with suppress(sqlite3.Error):  # it holds for the process
                 self._db.execute("PRAGMA temp_store_directory = ''")
 
-    def _waiting(self) -> bytes:
-        """The token of the last removal, where the file is to be written anew for it."""
-        return self._token("SELECT token FROM removal WHERE NOT rewritten")
+    def _mark(self, token: bytes, at: int) -> None:
+        """Unless there was another removal meanwhile."""
+        self._db.execute("UPDATE removal SET rewritten = ? WHERE token = ?", (at, token))
 
-    def _token(self, query: str) -> bytes:
+    def _noted(self) -> tuple[bytes, int]:
+        """The token of the last removal, and how far it is with what was removed."""
         with explained(self._path):
-            row = self._db.execute(query).fetchone()
-        return bytes(row[0]) if row else b""
+            row = self._db.execute("SELECT token, rewritten FROM removal").fetchone()
+        return (bytes(row[0]), int(row[1])) if row else (b"", _NOWHERE)
