@@ -50,7 +50,7 @@ METRICS = (
     ),
     Metric(
         "hanse_passages",
-        "Passages that the documents were cut into.",
+        "Passages that the documents were cut into, equal ones each.",
         "count",
         lambda s: s.passages,
         row="library",

@@ -68,7 +68,8 @@ class FolderState:
         if not_read:
             (name, cause), count = not_read[0], self.looked.not_read_count + self.refused[0]
             found.append(
-                f"{about}: {count} not read, the first {name}: {cause} (`fedctl documents folders`)"
+                f"{about}: {count} not read, or not whole, the first {name}: {cause} "
+                "(`fedctl documents folders`)"
             )
         # A file's name is not ours, and need not be UTF-8.
         return [line.encode(errors="replace").decode() for line in found]

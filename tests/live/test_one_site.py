@@ -248,7 +248,7 @@ async def test_a_watched_file_appears_changes_and_vanishes(site: LiveSite, folde
     told = json.loads(await shown(site, "documents", "folders", "--json"))["folders"]
     assert [(one["name"], one["files"], one["refused"]) for one in told] == [("watched", 3, 1)]
     (warning,) = json.loads(await shown(site, "status", "--json"))["warnings"]
-    assert "1 not read, the first" in warning
+    assert "1 not read, or not whole, the first bad.docx: " in warning
     assert [one["path"] for one in told[0]["not_read"]] == ["bad.docx"]
     assert told[0]["links"] == 1
     assert site.log.count("links in a watched folder are not followed") == 1

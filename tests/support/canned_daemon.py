@@ -35,6 +35,7 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.site = "north"
         self.empty = False  # nothing is here, so nothing is found
+        self.full_after: int | None = None  # batches of an ingest
         self.unusable = 0  # of the pairs that are ingested
         self.repeated = 0  # of them, likewise
         self.training_pairs = 70
@@ -154,8 +155,10 @@ class CannedDaemon(ControlServicer):
 
     def Ingest(self, request_iterator: Any, context: Any) -> Iterator[control.IngestProgress]:
         documents = pairs = 0
-        for request in request_iterator:
+        for number, request in enumerate(request_iterator):
             self._hear(request, context)
+            if number == self.full_after:
+                context.abort(self.refused_as, "the disk is full\nfree space on it")
             documents += len(request.documents)
             pairs += len(request.pairs)
             so_far = control.IngestProgress(documents_new=documents, pairs=pairs)

@@ -53,6 +53,8 @@ _ON_THE_WAY = (
     "bytes_total",
     "index_total",
     "index_built",
+    "sources",
+    "answered",
 )  # what is no result
 
 
@@ -105,7 +107,10 @@ def ingest(
     try:
         run(_ingest_with_bars(session, paths, naming, ingested))
     except KeyboardInterrupt:
-        raise _interrupted(ingested) from None
+        interrupted = CommandError("interrupted", exit_code=Exit.INTERRUPTED)
+        raise _broken_off(interrupted, ingested) from None
+    except CommandError as error:
+        raise (_broken_off(error, ingested) if ingested.answered else error) from None
     read = ingested.documents_read or ingested.pairs_read
     if not (read or ingested.problems or ingested.waiting):
         raise CommandError(
@@ -116,7 +121,7 @@ def ingest(
     plain = {name: value for name, value in vars(ingested).items() if name not in _ON_THE_WAY}
     session.result(plain, lambda console: _show(console, ingested))
     for problem in ingested.problems:
-        session.note(f"{_said_of(problem)}: {_problem_line(problem)}")
+        session.note(f"{problem['became']}: {_problem_line(problem)}")
     if ingested.waiting:
         session.note(_waiting(ingested))
     return ingested.exit_code
@@ -145,15 +150,16 @@ def _look(path: Path) -> None:
         return
 
 
-def _interrupted(ingested: Ingested) -> CommandError:
-    """What the daemon had told by then; it may have stored one batch more."""
+def _broken_off(error: CommandError, ingested: Ingested) -> CommandError:
+    """With what the daemon had told by then; it may have stored one batch more."""
     stored = ingested.documents_new + ingested.documents_changed
     what = f"{counted(stored, 'document')} {'is' if stored == 1 else 'are'}"
+    again = "ngest the same paths again for the rest; what is there already is not embedded again"
     return CommandError(
-        f"interrupted; {what} stored ({ingested.documents_new} new, {ingested.documents_changed} "
+        f"{error.cause}; {what} stored ({ingested.documents_new} new, {ingested.documents_changed} "
         "changed; perhaps also what was on its way), and the daemon embeds what is by itself",
-        "Ingest the same paths again for the rest; what is there already is not embedded again",
-        exit_code=Exit.INTERRUPTED,
+        f"{error.remedy}; then i{again}" if error.remedy else f"I{again}",
+        exit_code=error.exit_code,
     )
 
 
@@ -217,11 +223,6 @@ def _waiting(ingested: Ingested) -> str:
     )
 
 
-def _said_of(problem: dict[str, Any]) -> str:
-    """What became of it: of a page that can't be read the file's others are in."""
-    return "not read whole" if problem["page"] else "refused"
-
-
 def _problem_line(problem: dict[str, Any]) -> str:
     place = problem["path"] or ""
     if problem["page"]:
@@ -255,7 +256,8 @@ def _show(console: Console, ingested: Ingested) -> None:
     console.print(
         f"At site {ingested.site}: documents: {ingested.documents_new} new, "
         f"{ingested.documents_changed} changed, {ingested.documents_unchanged} unchanged; "
-        f"{counted(ingested.passages_embedded, 'passage')} embedded; {_pairs(ingested)}.",
+        f"{counted(ingested.passages_embedded, 'passage')} embedded (equal ones once); "
+        f"{_pairs(ingested)}.",
         markup=False,
         soft_wrap=True,
     )
@@ -266,8 +268,10 @@ def _show(console: Console, ingested: Ingested) -> None:
         console.print(f"{counted(ingested.originals, 'file')} kept.")
     if ingested.other_kinds:
         console.print(plain_text(_other_kinds(ingested)), soft_wrap=True)
-    if ingested.problems:
-        kinds = Counter(map(_said_of, ingested.problems))
+    if told := ingested.problems:
+        # Files and lines: of one file several pages may be told.
+        each = {(one["became"], one["path"] or one["cause"], one["line"]): 1 for one in told}
+        kinds = Counter(became for became, *_ in each)
         console.print(f"{', '.join(f'{n} {kind}' for kind, n in kinds.items())}; see below.")
 
 

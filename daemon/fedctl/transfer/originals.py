@@ -148,7 +148,8 @@ def _cause(error: OSError | Changed) -> str:
 
 
 def _problem(local: LocalFile, cause: str) -> dict[str, Any]:
-    return {"path": str(local.path), "line": None, "page": None, "cause": cause}
+    place = {"path": str(local.path), "line": None, "page": None}
+    return {**place, "cause": cause, "became": "not kept"}
 
 
 # ---- out ---------------------------------------------------------------------------

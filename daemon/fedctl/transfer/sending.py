@@ -25,7 +25,7 @@ BATCH_BYTES = 4 << 20
 STILL_THERE_S = 10.0  # after which the daemon is told, while nothing is to be sent
 BATCH_S = 5.0  # after which what was read is sent, for it to be kept whatever happens
 _ENDINGS_KEPT = 100
-_OF_A_PROBLEM = ("path", "line", "page", "cause")
+_OF_A_PROBLEM = ("path", "line", "page", "cause")  # and what `became` of it, when all is read
 
 
 @dataclass
@@ -56,6 +56,8 @@ class Ingested:
     other_endings: list[str] = field(default_factory=list)  # of these, small, as first met
     problems: list[dict[str, Any]] = field(default_factory=list)
     waiting: list[dict[str, str]] = field(default_factory=list)  # for OCR: documents, their pages
+    sources: set[str] = field(default_factory=set)  # files of which something is in
+    answered: bool = False  # the daemon has stored a batch
 
     @property
     def exit_code(self) -> Exit:
@@ -74,6 +76,7 @@ class Ingested:
 
     def take(self, progress: IngestProgress) -> None:
         """Add what the daemon says: its counts are running totals, its errors are new."""
+        self.answered = True
         self.documents_new = progress.documents_new
         self.documents_changed = progress.documents_changed
         self.documents_unchanged = progress.documents_unchanged
@@ -126,6 +129,9 @@ async def send(
         so_far.take(progress)
         watch(so_far)
         answers.put_nowait(progress)
+    for problem in so_far.problems:
+        is_in = source_of(Path(problem["path"])) in so_far.sources
+        problem.setdefault("became", "not read whole" if is_in else "refused")
     return so_far
 
 
@@ -173,6 +179,7 @@ async def _requests(
             so_far.problems.extend(problems)
             so_far.documents_read += len(batch.documents)
             so_far.pairs_read += len(batch.pairs)
+            so_far.sources.update(one.source for one in batch.documents if one.source)
             watch(so_far)
             so_far.waiting.extend(
                 {"document": one.document_id, "pages": one.pages} for one in batch.waiting

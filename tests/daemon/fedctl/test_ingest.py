@@ -18,6 +18,7 @@ from PIL import Image
 from daemon.fedctl.terminal.output import Exit
 from daemon.fedctl.transfer import sending
 from daemon.library.files import SUFFIXES
+from daemon.library.readers import documents
 from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
@@ -53,12 +54,22 @@ def test_what_is_in_but_for_a_sheet_is_not_called_refused(
     book = openpyxl.Workbook()
     book.create_sheet("Wards").append(["North", 12])
     book.create_sheet("Sums").append(["Whole", "=SUM(1, 2)"])
+    book.create_sheet("More sums").append(["Whole", "=SUM(1, 2)"])
     book.save(tmp_path / "wards.xlsx")
+    long = "The ward's book of that year. " * (documents.MAX_TEXT_BYTES // 30 + 1)
+    (tmp_path / "long.txt").write_text(long)
     (tmp_path / "broken.txt").write_bytes(b"\xff\xfe\x00")
-    ran = fedctl("ingest", tmp_path)
+    ran = fedctl("ingest", tmp_path, "--json")
     assert ran.code == Exit.PARTLY
-    assert "1 refused, 1 not read whole; see below" in ran.out, ran.out
-    assert (ran.err.count("refused: "), ran.err.count("not read whole: ")) == (1, 1)
+    became = {Path(one["path"]).name: one["became"] for one in ran.object["problems"]}
+    assert became == {
+        **dict.fromkeys(("wards.xlsx", "long.txt"), "not read whole"),
+        "broken.txt": "refused",
+    }
+    ran = fedctl("ingest", tmp_path)
+    assert "1 refused, 2 not read whole; see below" in ran.out, ran.out
+    assert "embedded (equal ones once)" in ran.out
+    assert (ran.err.count("refused: "), ran.err.count("not read whole: ")) == (1, 3)
 
 
 def test_pairs_of_a_misspelt_split_are_refused(
@@ -140,6 +151,21 @@ def test_an_ingest_that_is_broken_off_tells_what_is_stored(
     ran = fedctl("ingest", tmp_path)
     assert ran.code == Exit.INTERRUPTED
     assert "interrupted; 2 documents are stored (2 new, 0 changed; perhaps" in ran.err
+
+
+def test_an_ingest_that_the_daemon_breaks_off_tells_what_is_stored(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    """As on a disk that is full: it is to be seen what has to be done again."""
+    lines = (json.dumps({"id": f"{n}", "text": "A lock."}) + "\n" for n in range(10_001))
+    (tmp_path / "docs.jsonl").write_text("".join(lines))
+    daemon.full_after = 1
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.object["error"].startswith("the disk is full; 10000 documents are stored (10000 new")
+    assert ran.object["remedy"].startswith("free space on it; then ingest the same paths again")
+    daemon.full_after = 0
+    assert fedctl("ingest", tmp_path, "--json").object["error"] == "the disk is full"
 
 
 def test_a_folder_with_nothing_to_read_is_told(

@@ -95,7 +95,7 @@ def test_a_file_that_changes_while_it_is_ingested_is_not_sent(
     assert ran.code == 3, ran.err
     (problem,) = ran.object["problems"]
     assert problem["path"] == str(file)
-    assert "not kept" in problem["cause"]
+    assert ("not kept" in problem["cause"], problem["became"]) == (True, "not kept")
     assert "a.txt" not in daemon.originals
 
 
