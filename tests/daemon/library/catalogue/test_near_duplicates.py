@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -109,7 +110,10 @@ def test_capitals_and_punctuation_make_no_difference_and_numbers_do(library: Lib
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from([ROPE, NEARLY, LAMP, "?!", "..."]), max_size=12))
 def test_copies_are_told_of_each_other_in_any_order(texts: list[str]) -> None:
-    with Library.open(Path(":memory:")) as library:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Library.open(Path(folder, "library.sqlite3")) as library,
+    ):
         put(library, **{f"d{n:02}": text for n, text in enumerate(texts)})
         leaders = library.near.leaders(list(rows_of(library).values()))
         rope = {
