@@ -43,6 +43,11 @@ _AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fe
 _PROBLEMS: Final = 1000  # of a file
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
+# Threads of number crunchers take stacks and buffers: 0.2 GiB on two processors, and on many more
+# than a reader may have.
+_ONE_THREAD: Final = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
+)
 
 
 class NotDrawn(Exception):
@@ -439,7 +444,7 @@ class _Forks:
 
 def _environment() -> dict[str, str]:
     """Nothing that a reader has no use for, and where this program is."""
-    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD
     here = Path(__file__).parents[3]
     paths = list(filter(None, kept.get("PYTHONPATH", "").split(os.pathsep)))
     if here.name not in INSTALLED:

@@ -218,9 +218,15 @@ TAKEN_OVER = """
     def environment(source):
         yield Block("text", "\\n".join(os.environ))
 
-    for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
+    def threads(source):
+        import numpy
+
+        numpy.ones((300, 300)) @ numpy.ones((300, 300))
+        yield Block("text", f"{len(os.listdir('/proc/self/task'))}")
+
+    for act in (environment, threads, memory, hang, spin, crash, trip, write, impostor, nest):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (spy, slow, broken, one, leave, letter, half, orphan, linger, meddle):
+    for act in (flood, spy, slow, broken, one, leave, letter, half, orphan, linger, meddle):
         files.READERS["." + act.__name__] = Reader(blocks=act)
     for act in (names, wait, liar, many, gap, claims):
         files.READERS["." + act.__name__] = Reader(records=act)
@@ -637,3 +643,10 @@ def test_a_reader_knows_nothing_of_the_environment(
     assert isinstance(document, Document)
     assert "PATH" in document.text
     assert "HANSE_TOKEN" not in document.text
+
+
+def test_a_reader_counts_on_one_thread(folder: Path) -> None:
+    (folder / "a.threads").write_text("x")
+    (document,) = boxed(folder, "a.threads")
+    assert isinstance(document, Document)
+    assert document.text == "1"
