@@ -369,18 +369,6 @@ def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not importlib.util.find_spec("rapidocr"), reason="the extra ocr is not installed"
-)
-def test_the_other_engine_reads_words_with_their_places() -> None:
-    image = picture([(100, 100, "Alarm plan"), (600, 300, "1,204")], (900, 500))
-    plan = {word.text: word for word in ocr.RapidOcr().read(image, sparse=False)}
-    assert {"Alarm", "plan", "1,204"} <= set(plan)
-    assert plan["1,204"].x0 == pytest.approx(600, abs=15)
-    assert plan["Alarm"].x1 <= plan["plan"].x0
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(ocr.engine() is None, reason="no engine for OCR is installed")
 def test_a_figure_has_its_caption_and_what_stands_in_it(tmp_path: Path) -> None:
     image = picture([(40, 40, "Surgery"), (40, 200, "Pharmacy")], (600, 300))

@@ -1,4 +1,4 @@
-"""Real PDFs: how many words, cells and scanned words of annual reports are read.
+"""Real PDFs: how many words, cells and scanned words of annual reports are read, in the box.
 
 Needs the samples (HANSE_DATA, or a `shared/data` beside the project); skips with the reason
 where they are absent.
@@ -21,11 +21,12 @@ import pdfplumber
 import pypdfium2 as pdfium
 import pytest
 
-from daemon.library.readers.documents import Block
+from daemon.library.box.boxes import Boxes
+from daemon.library.files import Found
+from daemon.library.readers.documents import Block, Document
+from daemon.library.readers.pdf import engines
 from daemon.library.readers.pdf.layout import place_of
-from daemon.library.readers.pdf.pdf import read_pdf
 from daemon.library.readers.pdf.words import frame_of, words_of
-from daemon.library.readers.reader import Source
 from tests.daemon.library.readers.pdf_measures import (
     Share,
     cells_in_order,
@@ -53,13 +54,21 @@ def manifest() -> dict[str, Any]:
     return told
 
 
-@cache
 def blocks_of_pages(file: str) -> dict[int, list[Block]]:
-    path = SAMPLES / file
+    return blocks_read(file, os.environ["PATH"])
+
+
+@cache
+def blocks_read(file: str, programs: str) -> dict[int, list[Block]]:
+    """By the engine that is there: without tesseract in ``programs`` it is the other one."""
+    del programs
     pages = defaultdict[int, list[Block]](list)
-    for item in read_pdf(Source(path, file, path.stat().st_size)):
-        if isinstance(item, Block):
-            pages[item.page].append(item)
+    with Boxes() as boxes:
+        (document,) = boxes.read([Found(SAMPLES / file, file)])  # without a problem
+    assert isinstance(document, Document)
+    for span in document.spans:
+        text = document.text[span.begin : span.end]
+        pages[span.page].append(Block(span.kind, text, span.page, span.place))
     return pages
 
 
@@ -92,9 +101,16 @@ def test_words_of_native_pages_are_read_in_order() -> None:
     assert min(share.part for share in shares.values()) >= 0.98
 
 
-def test_words_of_scanned_pages_are_read() -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["tesseract", "rapidocr"])
+def test_words_of_scanned_pages_are_read(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if engine == "rapidocr":
+        if not engines.has_rapidocr():
+            pytest.skip("the extra `ocr` is not installed")
+        monkeypatch.setenv("PATH", "/nowhere")
     shares = {f: share for f, share in word_shares("rasterised").items() if share.all}
-    print("\nscanned words in order", *(f"{f}: {share}" for f, share in shares.items()), sep="\n ")
+    told = [f"{file}: {share}" for file, share in shares.items()]
+    print(f"\nscanned words in order, {engine}", *told, sep="\n ")
     assert min(share.part for share in shares.values()) >= 0.90
 
 

@@ -1,0 +1,1 @@
+"""Engines that read PDF files' pictures."""
