@@ -64,6 +64,14 @@ def test_a_row_of_a_table_answers_and_not_the_header_above_it() -> None:
     assert given.text == "West\t28 [1]", "its cells apart"
 
 
+def test_every_row_of_a_table_may_answer() -> None:
+    """Sentences further down say less than the first; rows further down do not."""
+    rows = "\n".join(f"bed {n}\t{n}" for n in range(40))
+    table = Ranked(replace(WARDS, text=f"{rows}\nrope\tgreen"), 1.0)
+    given = answer("rope green", [*ranked("One. Two. Three. Four. Five. Six."), table])
+    assert [one.text for one in given.citations] == ["rope\tgreen"]
+
+
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
     return ExtractiveGenerator(
         lambda asked: bag_of_words([asked])[0],

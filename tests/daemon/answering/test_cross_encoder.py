@@ -49,7 +49,8 @@ def test_its_scores_are_those_of_plain_transformers(folder: Path) -> None:
             plain.append(float(model(**tokens).logits[0, 0]))
     found = CrossEncoder.load(folder, 20).scores("which lamp?", TEXTS * 9)
     np.testing.assert_allclose(found, plain * 9, atol=1e-5)
-    assert int(np.argmax(found)) == 1, "it has learned what it is to prefer"
+    # Of equal texts any may be a last digit ahead.
+    assert int(np.argmax(found)) % len(TEXTS) == 1, "it has learned what it is to prefer"
 
 
 def found(most: int = 9) -> list[Ranked]:
