@@ -77,7 +77,7 @@ from daemon.wiring import (
     state_of,
 )
 from peers.link.contacts import Tap
-from peers.link.port import ListenError, held
+from peers.link.port import ListenError, check_free
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, Transport
 from peers.plans import robust
@@ -141,7 +141,7 @@ class Daemon:
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         log.info("starting", site=self._membership.identity.site_id)
-        stack.enter_context(held(self._settings.network.bind))
+        check_free(self._settings.network.bind)
         control = ControlSocket(self._settings.control.socket, self._settings.control.group)
         await control.check()
         workers = Workers.of(self._settings.workers.threads)

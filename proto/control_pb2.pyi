@@ -104,7 +104,7 @@ class StatusReply(_message.Message):
     DOCUMENTS_WAITING_FIELD_NUMBER: _builtins.int
     LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
     PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
-    REWRITING_OWED_FIELD_NUMBER: _builtins.int
+    ERASURE_OWED_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
@@ -180,7 +180,7 @@ class StatusReply(_message.Message):
     """an ingest or a removal that is under way, and since when; empty: none"""
     passages_embedded: _builtins.int
     """of passages_waiting, at least, as the work under way tells it"""
-    rewriting_owed: _builtins.bool
+    erasure_owed: _builtins.bool
     """text of removed documents may still be in the library's file or its log"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
@@ -241,12 +241,12 @@ class StatusReply(_message.Message):
         documents_waiting: _builtins.int = ...,
         library_change: _builtins.str = ...,
         passages_embedded: _builtins.int = ...,
-        rewriting_owed: _builtins.bool = ...,
+        erasure_owed: _builtins.bool = ...,
         counted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "rewriting_owed", b"rewriting_owed", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "erasure_owed", b"erasure_owed", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -885,8 +885,11 @@ class IngestRequest(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     OFFERED_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    BYTES_READ_FIELD_NUMBER: _builtins.int
     replace: _builtins.bool
     """also documents of the same id that came from other files"""
+    bytes_read: _builtins.int
+    """of the files, where there is nothing else to say: more, and somebody reads"""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
         """new or changed ones replace those of the same id"""
@@ -916,10 +919,11 @@ class IngestRequest(_message.Message):
         waiting: _abc.Iterable[Global___WaitingPages] | None = ...,
         offered: _abc.Iterable[Global___OfferedOriginal] | None = ...,
         pieces: _abc.Iterable[Global___OriginalPiece] | None = ...,
+        bytes_read: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "offered", b"offered", "pairs", b"pairs", "pieces", b"pieces", "replace", b"replace", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "documents", b"documents", "offered", b"offered", "pairs", b"pairs", "pieces", b"pieces", "replace", b"replace", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2237,8 +2241,8 @@ class EvaluateReply(_message.Message):
     WEIGHED_BY_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     TITLE_WEIGHT_FIELD_NUMBER: _builtins.int
-    LEFT_OUT_FIELD_NUMBER: _builtins.int
-    LEFT_OUT_BECAUSE_FIELD_NUMBER: _builtins.int
+    FELL_BACK_FIELD_NUMBER: _builtins.int
+    FELL_BACK_BECAUSE_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -2263,9 +2267,9 @@ class EvaluateReply(_message.Message):
     """pairs of split valid that the weight was chosen on; 0: none, the usual one"""
     title_weight: _builtins.float
     """what a title with all of a question's words adds to a cosine in "fused"; chosen as 12 is"""
-    left_out: _builtins.int
+    fell_back: _builtins.int
     """questions whose ranking "cross-encoder" is as "fused" had it, because that failed or took too long"""
-    left_out_because: _builtins.str
+    fell_back_because: _builtins.str
     """the cause of the first of them"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
@@ -2297,12 +2301,12 @@ class EvaluateReply(_message.Message):
         weighed_by: _builtins.int = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         title_weight: _builtins.float = ...,
-        left_out: _builtins.int = ...,
-        left_out_because: _builtins.str = ...,
+        fell_back: _builtins.int = ...,
+        fell_back_because: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "left_out", b"left_out", "left_out_because", b"left_out_because", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "fell_back", b"fell_back", "fell_back_because", b"fell_back_because", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,9 @@ pytest_plugins = ["tests.support.command_line"]
 # runs the tests (pytest-xdist, too, sets this).
 os.environ.pop("COLUMNS", None)
 
+# As in the workers: threads of the tokenizers' own have been seen to wait for one another.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
 # Who cuts networks is at it for minutes; who starts daemons, or takes every descriptor, too.
 _ONE_AT_A_TIME = {
     "faults": re.compile(r"\bmark\.faults\b"),

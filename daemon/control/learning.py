@@ -231,8 +231,8 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
         words_weight=judged.weights.words,
         title_weight=judged.weights.title,
         weighed_by=judged.weighed_by,
-        left_out=judged.left_out,
-        left_out_because=judged.cause,
+        fell_back=judged.fell_back,
+        fell_back_because=judged.cause,
     )
 
 

@@ -43,8 +43,7 @@ _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
 _ALIKE_TOLD: Final = 1000  # documents that stay where others go
 _SILENT_S: Final = 60.0  # fedctl says every ten that it is still there
-_NOTHING_S: Final = 2 * 3600.0  # and reads its slowest files, four at once, in less
-_AGAIN: Final = "The documents that had come are stored: ingest again for the rest"
+_NOTHING_S: Final = 2 * 3600.0  # and has read more of its files in less: one takes half an hour
 _PAGE: Final = 1000  # documents or pairs that are looked for at once
 _EXPORTED_AT_ONCE: Final = 1 << 20  # characters of their texts
 _PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
@@ -385,12 +384,12 @@ class _Lost:
 async def _heard(
     requests: AsyncIterator[control.IngestRequest], tell: Listener
 ) -> AsyncIterator[control.IngestRequest]:
-    """What is sent, without the empty requests that say that somebody is still there.
+    """What is sent, without the requests that only say that somebody is still there.
 
-    Raises SilentError where nobody is, or takes no answers, and where that is all that is said.
+    Raises SilentError where nobody is, or takes no answers, or reads no more.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + _NOTHING_S
+    until, read = loop.time() + _NOTHING_S, 0
     while True:
         try:
             async with asyncio.timeout(_SILENT_S):
@@ -400,18 +399,22 @@ async def _heard(
             log.warning("an ingest was ended: its fedctl is silent", seconds=_SILENT_S)
             raise SilentError(
                 f"fedctl sent nothing, or took no answers, for {_SILENT_S:g} s, so the ingest was "
-                f"ended: others may want to change the library\n{_AGAIN}"
+                "ended, for others may want to change the library: what had come is stored"
             ) from None
         if request is None:
             return
+        more, read = request.bytes_read > read, max(read, request.bytes_read)
+        request.ClearField("bytes_read")
         if request.ByteSize():
+            more = True
             yield request
+        if more:
             until = loop.time() + _NOTHING_S
         elif loop.time() >= until:
             log.warning("an ingest was ended: its fedctl sends nothing", seconds=_NOTHING_S)
             raise SilentError(
-                f"no document came for {_NOTHING_S / 3600:g} hours, so the ingest was ended: "
-                f"others may want to change the library\n{_AGAIN}"
+                f"nothing came for {_NOTHING_S / 3600:g} hours, nor was more read, so the ingest "
+                "was ended, for others may want to change the library: what had come is stored"
             )
 
 

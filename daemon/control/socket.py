@@ -26,6 +26,8 @@ from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
 
+_KNOCKING_S = 5.0  # where as many wait as may, the next one would for ever
+
 
 class ControlError(Exception):
     """The control socket can't be served; the text says why and what to do."""
@@ -113,9 +115,12 @@ def _clear(path: Path) -> None:
             raise OSError(f"{path} exists and is no socket")
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_KNOCKING_S)
         try:
             knock.connect(str(path))
-        except OSError:
+        except ConnectionRefusedError:  # nobody has it open
             path.unlink()
             return
-    raise OSError("another fedd answers there: stop it first")
+        except TimeoutError:
+            pass
+    raise OSError("another fedd has it open: stop it first")

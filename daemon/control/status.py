@@ -42,6 +42,9 @@ class StatusCalls(Calls):
         """How the daemon is."""
         around, driver = self._around, self._driver
         counts = await self._answered(context, driver.collection.counts())
+        owed = await self._answered(
+            context, driver.collection.read(lambda library: library.erasure.owed())
+        )
         lag = around.process.lag.since_start()
         seen = driver.transport.statistics()
         peers = seen.values()
@@ -97,7 +100,7 @@ class StatusCalls(Calls):
             index_recall=driver.collection.index_recall,
             index_engine=driver.collection.index_engine,
             documents_waiting=counts.waiting,
-            rewriting_owed=counts.rewriting_owed,
+            erasure_owed=owed,
             library_change=driver.collection.changes.under_way,
             passages_waiting=waiting,
             passages_embedded=driver.collection.embedded_of(waiting),

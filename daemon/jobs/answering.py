@@ -79,7 +79,7 @@ class Evaluation:
     ``dense`` is what training changes. ``figures``: of each ranking of
     `daemon.evaluation.rankings` every metric of `daemon.evaluation.evaluation` with its
     interval; ``over_vanilla``: how much it is above that of the encoder before training.
-    They stay at the site. ``left_out``: questions whose "cross-encoder" is as "fused" had them,
+    They stay at the site. ``fell_back``: questions whose "cross-encoder" is as "fused" had them,
     and ``cause``, why so, of the first.
     """
 
@@ -91,7 +91,7 @@ class Evaluation:
     seconds: float
     weights: RankingWeights  # as in `OpenVersion`
     weighed_by: int
-    left_out: int
+    fell_back: int
     cause: str
 
 
@@ -117,14 +117,14 @@ class _Anew:
     """An evaluation's questions, of which the cross-encoder has ranked the first few.
 
     ``best``: passages of each by all the rest; ``ranked``: as people get them, copies behind
-    the one that stands for them. ``left_out``: how many it left as they were, and why the
+    the one that stands for them. ``fell_back``: how many it left as they were, and why the
     first: then the next evaluation begins anew. ``as_of``: `Library.changes` at the last look.
     """
 
     pairs: list[Pair]
     best: Labels
     ranked: Labels = field(default_factory=list)
-    left_out: int = 0
+    fell_back: int = 0
     cause: str = ""
     as_of: int = -1
 
@@ -147,9 +147,9 @@ class _Anew:
             found = [Ranked(passages[label], 0.0) for label in groups if label in passages]
             anew, cause = by.ranked(self.pairs[row].query, found)
             self.ranked.append([label for one in anew for label in groups[one.passage.rowid]])
-            self.left_out += bool(cause)
+            self.fell_back += bool(cause)
             self.cause = self.cause or cause
-            if 2 * self.left_out > len(self.pairs):
+            if 2 * self.fell_back > len(self.pairs):
                 raise EvaluationError(
                     f"most questions are ranked without the cross-encoder: {self.cause} "
                     "(or remove retrieval.cross_encoder)"
@@ -289,7 +289,7 @@ def evaluate(split: str) -> Evaluation:
             anew = _Anew(pairs, fused(asked))
         _go_on(version.cross_encoder, version.library, wanted, anew, math.inf)
         asked = replace(asked, anew=anew.ranked)
-        if anew.left_out:
+        if anew.fell_back:
             del _anew[wanted]
     judged = judged_rankings(version.library, pairs, asked)
     before = judged.get("vanilla")
@@ -306,7 +306,7 @@ def evaluate(split: str) -> Evaluation:
         seconds=time.monotonic() - started,
         weights=version.weights,
         weighed_by=version.weighed_by,
-        left_out=anew.left_out,
+        fell_back=anew.fell_back,
         cause=anew.cause,
     )
 

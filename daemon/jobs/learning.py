@@ -127,7 +127,7 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
         originals.collect(library_path)
         library.near.mark(_MARKING_S)  # before the log is emptied
         if ids:  # also of documents that went before, when they could not be cleared
-            library.clear_removed()
+            library.erasure.clear()
     return removed
 
 
@@ -164,18 +164,25 @@ def embed_frozen(
         return training_data.embed_missing(library, retriever_for(spec).encoder, seconds)
 
 
+def erase_removed(library_path: Path) -> None:
+    """Leave no byte of what was removed, where that was cut short, or nobody waited for it.
+
+    Raises LibraryError.
+    """
+    with Library.open(library_path) as library:
+        if library.erasure.owed():
+            library.erasure.clear()
+
+
 def work_ahead(
     spec: RetrieverSpec, library_path: Path, sentences_path: Path, seconds: float
 ) -> int:
     """Do for so long what need not be done at once; of how many passages, 0: there is no more.
 
-    What was removed is cleared, where that was cut short or the removal was not asked for (a
-    watched file has changed). Near-duplicates are marked (an older library has none, nor has one
-    whose ingest was cut short), then `keep_sentences`. Raises LibraryError.
+    Near-duplicates are marked (an older library has none, nor has one whose ingest was cut
+    short), then `keep_sentences`. Raises LibraryError.
     """
     with Library.open(library_path) as library:
-        if library.rewriting_owed():
-            library.clear_removed()
         done = library.near.mark(seconds)
     return done or keep_sentences(spec, library_path, sentences_path, seconds)
 
@@ -242,7 +249,7 @@ def build_index(
 
         built = index.update_index(
             index_folder.newest_index(index_root, embedded, spec.index),
-            index.Wanted(*library.contents(), embed, library.last_removal().hex()),
+            index.Wanted(*library.contents(), embed, library.erasure.last_removal().hex()),
             threads=spec.threads,
             told=lambda done, total: report(IndexingProgress(done, total)),
             options=spec.index,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.library.passages import Piece
+from daemon.library.passages import Piece, header_of
 from daemon.library.readers.documents import Document, Kind, Place
 from daemon.library.schema import LibraryError
 
@@ -46,10 +46,10 @@ class Passage:
 
     def above(self, part: str) -> str:
         """What stands above one of its sentences; above a row of a table its header, too."""
-        header = self.text.partition("\n")[0]
-        if self.kind != "table" or "\t" in self.context or part == header:
+        if self.kind != "table" or "\t" in self.context:  # of a part of a table it is there
             return self.context
-        return f"{self.context}\n{header}" if self.context else header
+        header = header_of(self.text.splitlines())
+        return self.context if part in header else "\n".join(filter(None, (self.context, *header)))
 
     @property
     def embedding_text(self) -> str:
@@ -126,7 +126,7 @@ class StoredDocument:
 class LibraryCounts:
     """Sizes of a library; a pair counts when one of its documents is here.
 
-    ``waiting``: documents with pages that wait for OCR. ``rewriting_owed``: as `Rewriting.owed`.
+    ``waiting``: documents with pages that wait for OCR.
     """
 
     documents: int = 0
@@ -135,7 +135,6 @@ class LibraryCounts:
     pairs_valid: int = 0
     pairs_test: int = 0
     waiting: int = 0
-    rewriting_owed: bool = False
 
 
 def embedding_text(title: str, text: str, context: str = "") -> str:

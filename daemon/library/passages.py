@@ -26,12 +26,13 @@ CountTokens = Callable[[str], int]
 
 _LANGUAGE = "en"
 _COUNTED_ANEW = 64  # times, of a text's characters; a passage of sentences needs some ten
-_RULE = "sentences-1"  # change it when the same text would be cut elsewhere
+_RULE = "sentences-2"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
 _NEAR = 1000  # characters from the middle, in which a word is looked for
 _LONGEST_TOKEN = 32  # characters; words that are longer are many tokens, or one that says nothing
 _LINE = re.compile(r"[^\n]+")
-_CONTEXT = 200  # characters of a heading, or of a table's header, at most
+_CONTEXT = 200  # characters of a heading, or of a row of a table's header, at most
+_TITLED = 3  # rows of a table that may be its title, above the first with several cells
 _LEVELS = 6  # headings that stand one below the other, at most, as in HTML
 
 
@@ -102,7 +103,8 @@ class SentenceSplitter:
             yield 0, len(table), context
             return
         rows = [match.span() for match in _LINE.finditer(table)]
-        header = table[slice(*rows[0])][:_CONTEXT] if rows else ""
+        lines = [table[begin:end] for begin, end in rows[: _TITLED + 1]]
+        header = "\n".join(row[:_CONTEXT] for row in header_of(lines) or lines[:1])
         under = "\n".join(filter(None, (context, header)))
         room = self._beside(header, budget)
 
@@ -122,6 +124,17 @@ class SentenceSplitter:
             for a, b in split_ranges(table[begin:end], budget, self.count_tokens):
                 yield begin + a, begin + b, above
             first, above = last, under
+
+
+def header_of(rows: Sequence[str]) -> Sequence[str]:
+    """The first rows of a table that say what its columns are: a title, and the row below it.
+
+    None where the first rows are of one cell: it has no columns.
+    """
+    for number, row in enumerate(rows[: _TITLED + 1]):
+        if "\t" in row:
+            return rows[: number + 1]
+    return ()
 
 
 def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:

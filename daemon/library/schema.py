@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,6 +17,7 @@ from daemon.state.folder import StateFolder
 
 _SCHEMA_VERSION = 5
 _BUSY_MS = 30_000
+_MAPPED = 64 << 10  # bytes: twice what SQLite maps to share its log
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
   title, context, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
@@ -34,7 +36,7 @@ END;
 # Drawn anew whenever documents are removed; one row, or none. What was derived from the
 # library before may hold something of them.
 _REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
-# Whether the file was written anew since (1), and its log emptied (2): `daemon.library.rewriting`.
+# Whether the file was written anew since (1), and its log emptied (2): `daemon.library.erasure`.
 # Not in formats before 5.
 _REWRITTEN = "ALTER TABLE removal ADD COLUMN rewritten INTEGER NOT NULL DEFAULT 0;\n"
 # Features go by their texts alone when documents do; not in formats before 5 either.
@@ -242,8 +244,9 @@ def _lost(path: Path) -> str:
         return ""
     return (
         f"library {path} is {'empty' if path.exists() else 'gone'}, and there was one, of which "
-        f"this is left: {', '.join(left)}. Mount its disk, or {backup}. To go on without its "
-        "documents, move what is left away and ingest them again"
+        f"this is left: {', '.join(left)}. Mount its disk, or {backup}, and no part of another "
+        "state beside it. To go on without its documents, move what is left away and ingest them "
+        "again"
     )
 
 
@@ -255,10 +258,12 @@ def _make(path: Path) -> None:
         whole(path, fresh=True) as unfinished,
         closing(sqlite3.connect(unfinished, isolation_level=None)) as connection,
     ):
-        connection.execute("PRAGMA journal_mode = WAL")
+        # Its log comes last: what is in the log alone when the disk is full would be lost with it,
+        # for SQLite doesn't tell of a log that it could not empty when it is closed.
         connection.executescript(
             f"BEGIN; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
         )
+        connection.execute("PRAGMA journal_mode = WAL")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
@@ -272,13 +277,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     if version != _SCHEMA_VERSION:
         raise LibraryError(
             f"{path} has library format {version}, this program reads {_SCHEMA_VERSION}: "
-            "use the version of Hanse that wrote it, or move the file away and ingest again"
+            "use the version of Hanse that wrote it, or go on without it (docs/install.md, "
+            "A backup)"
         )
     if read_only:
         connection.execute("PRAGMA query_only = ON")
     else:
         # What is removed is overwritten: a person may have asked for that, for a reason. Copies
-        # that SQLite has left of it elsewhere go by `daemon.library.rewriting`.
+        # that SQLite has left of it elsewhere go by `daemon.library.erasure`.
         connection.execute("PRAGMA secure_delete = ON")
 
 
@@ -324,8 +330,17 @@ def explained(path: Path) -> Iterator[None]:
     """Translate SQLite's errors at the door: cause and remedy."""
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise LibraryError(_explanation(path, error)) from error
+
+
+def _is_full(path: Path, error: Exception) -> bool:
+    """SQLite calls it an I/O error where it has no room for what it maps."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    with suppress(OSError):
+        return "disk I/O" in str(error) and shutil.disk_usage(path.parent).free < _MAPPED
+    return False
 
 
 def _explanation(path: Path, error: Exception) -> str:
@@ -334,14 +349,14 @@ def _explanation(path: Path, error: Exception) -> str:
         remedy = "this Python's SQLite lacks FTS5; use a Python whose SQLite has it"
     elif "locked" in text:
         remedy = "another process holds it; wait for it to finish or end it"
-    elif "full" in text or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+    elif "full" in text or _is_full(path, error):
         remedy = "free space on that disk and try again"
     elif "readonly" in text or "unable to open" in text or isinstance(error, OSError):
         remedy = "check that the daemon's user may read and write the file and its folder"
-    elif isinstance(error, sqlite3.DatabaseError):
+    elif isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):  # of its own schema
         remedy = (
-            "if the file is damaged, put a backup back, or move it away and ingest the documents "
-            "again (docs/install.md, A backup)"
+            "if the file is damaged, put a backup back, or go on without it (docs/install.md, "
+            "A backup)"
         )
     else:
         remedy = "see the cause"

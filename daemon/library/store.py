@@ -50,11 +50,11 @@ from daemon.library.contents import (
     query_content_of,
     raw_rows,
 )
+from daemon.library.erasure import Erasure
 from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair, Waiting
-from daemon.library.rewriting import Rewriting
 from daemon.library.schema import explained, open_database, transaction
 from daemon.library.words import WordsRanking
 from daemon.process.faultpoints import passing
@@ -78,7 +78,7 @@ class Library:
         self._pairs = QuestionPairs(connection)
         self._waiting = WaitingPages(connection)
         self._originals = Originals(connection, path)
-        self._rewriting = Rewriting(connection, path)
+        self.erasure = Erasure(connection, path)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -231,7 +231,7 @@ class Library:
     def delete_documents(self, ids: Iterable[str], gone: FilesGone | None = None) -> RemovedCounts:
         """Remove documents, and what hangs on them: passages, features, pairs of theirs alone.
 
-        In one transaction, with the notes of the files that are ``gone``. With `clear_removed`
+        In one transaction, with the notes of the files that are ``gone``. With `erasure.clear`
         behind it, no file holds their texts.
         """
         ids = list(ids)
@@ -265,18 +265,10 @@ class Library:
             "DELETE FROM query_feature WHERE content = ?",
             [(query_content_of(query),) for query in queries],
         )
-        self._rewriting.owe()
+        self.erasure.owe()
         # It marks words that are gone, and keeps them until its parts are merged.
         self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
         return RemovedCounts(len(removed), passages, pairs, waiting)
-
-    def rewriting_owed(self) -> bool:
-        """As `Rewriting.owed`."""
-        return self._rewriting.owed()
-
-    def clear_removed(self) -> None:
-        """As `Rewriting.clear`."""
-        self._rewriting.clear()
 
     def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
         """Documents whose id begins so, in the order of ids, of those behind ``after``."""
@@ -535,8 +527,7 @@ class Library:
             *((usable, (split,)) for split in ("train", "valid", "test")),
             ("SELECT count(*) FROM waiting", ()),
         ]
-        counts = LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
-        return dataclasses.replace(counts, rewriting_owed=self.rewriting_owed())
+        return LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
 
     def titles(self) -> list[tuple[int, str, str]]:
         """Label, document id and title of all passages, by label."""
@@ -561,10 +552,6 @@ class Library:
         digests = np.frombuffer(b"".join(content for _, content in rows), np.uint8)
         return np.array([rowid for rowid, _ in rows], np.int64), digests.reshape(len(rows), 32)
 
-    def last_removal(self) -> bytes:
-        """Another one after each removal of documents; empty where there was none."""
-        return self._rewriting.last_removal()
-
     def content_labels(self) -> dict[bytes, int]:
         """The digests of the texts that are embedded, each with a passage's label."""
         return dict(self._rows("SELECT content, min(rowid) FROM passage GROUP BY content", ()))
@@ -580,7 +567,7 @@ class Library:
                 "SELECT rowid, content FROM passage ORDER BY rowid"
             ):
                 digest.update(rowid.to_bytes(8, "little") + content)
-        digest.update(self.last_removal())
+        digest.update(self.erasure.last_removal())
         return digest.digest()
 
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -74,10 +74,10 @@ METRICS = (
         unless_none=True,
     ),
     Metric(
-        "hanse_library_rewriting_owed",
+        "hanse_library_erasure_owed",
         "1 while text of removed documents may be in the library's file or its log, else 0.",
         "count",
-        lambda s: s.rewriting_owed,
+        lambda s: s.erasure_owed,
         row="removed text",
         phrase="may still be in the library's file, which fedd writes anew by itself",
         unless_none=True,

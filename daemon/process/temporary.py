@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-_PREFIX: Final = "hanse."
+_PREFIX: Final = "hanse-tmp-"
+# All of what `tempfile` makes of it: nobody's own folder is called so by chance.
+_OURS: Final = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 
 
 class TemporaryFolder:
@@ -24,8 +27,8 @@ class TemporaryFolder:
         """Raises OSError."""
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            self.path.chmod(0o700)
             with suppress(BlockingIOError, FileNotFoundError):  # who tidies was here first
+                self.path.chmod(0o700)
                 self._held = _held(self.path)
                 if self.path.exists():
                     return
@@ -48,6 +51,8 @@ class TemporaryFolder:
 def forget_left() -> None:
     """Remove what killed processes of this user have left: documents may lie there in clear."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if not _OURS.fullmatch(folder.name):
+            continue
         with suppress(OSError):  # it is in use, another user's, or gone by now
             held = _held(folder)
             try:

@@ -44,6 +44,7 @@ from daemon.personal.layers import layer_of
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.indexes import MISSES, StandIn, index_at, indexes_of, remove_others
 from daemon.services.library_changes import LibraryChanges
+from daemon.services.work_ahead import WorkAhead
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
@@ -55,8 +56,6 @@ T = TypeVar("T")
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
 _QUIET_S = 60.0  # without anything to index, after which work is done ahead
-_READING_S = 2.0  # of that at a time: training waits no longer
-_AFTER_FAILURE_S = 300.0  # the disk may be full
 _SLICE_S = 5.0  # of embedding at a time: training, ingests and removals wait no longer
 _RANKING_S = 2.0  # likewise by the cross-encoder: a question that a person asks waits no longer
 # What indexing may fail with; the old version goes on answering.
@@ -124,6 +123,7 @@ class Collection:
         self.versions = state.versions
         self._index_root = state.index
         self._sentences = state.sentences
+        self._ahead = WorkAhead(learning, state.library, state.sentences)
         self._unread = False  # there may be something to do ahead
         self._settings = settings
         self._learning = learning
@@ -377,29 +377,11 @@ class Collection:
                 async with asyncio.timeout(pause):
                     await self._dirty.wait()
             except TimeoutError:
-                pause = await self._work_ahead()
+                pause = await self._ahead.some(self._spec)
                 self._unread = pause > 0.0
             else:
                 return
         await self._dirty.wait()
-
-    async def _work_ahead(self) -> float:
-        """Do some of what a question would wait for, or a removal owes; seconds until more, or 0.0.
-
-        Half of the time, so that questions meanwhile don't crawl.
-        """
-        try:
-            done = await self._learning.run(
-                learning_jobs.work_ahead,
-                self._spec,
-                self.library_path,
-                self._sentences,
-                _READING_S,
-            )
-        except _FAILURES as error:
-            log.warning("nothing is done ahead: sentences wait for a question", cause=str(error))
-            return _AFTER_FAILURE_S
-        return _READING_S if done else 0.0
 
     async def _wait_to_retry(self, pause: float) -> None:
         """Less and less often: a disk that is full stays so for a while."""

@@ -46,7 +46,7 @@ from peers.link.client import (
 from peers.link.contacts import Contacts, PeerStatistics, Tap
 from peers.link.open_connections import OpenCalls
 from peers.link.pacing import Backoff, Repeats, jittered
-from peers.link.port import ListenError, held
+from peers.link.port import ListenError, check_free
 from peers.link.servicer import Admission, Caller, Inbox, Limits, Reason, Refusal, Servicer
 from peers.wire.errors import (
     BlobUnknown,
@@ -177,11 +177,11 @@ class Transport:
             options=self._server_options(), compression=grpc.Compression.NoCompression
         )
         server.add_generic_rpc_handlers((self._handlers(),))
-        with held(self._bind):  # first: where it can't be, grpc says so in its own words
-            try:
-                self.port = server.add_secure_port(self._bind, self._server_credentials())
-            except RuntimeError as error:
-                raise ListenError(self._bind, "in use, or not ours to take") from error
+        check_free(self._bind)
+        try:
+            self.port = server.add_secure_port(self._bind, self._server_credentials())
+        except RuntimeError as error:
+            raise ListenError(self._bind, "in use, or not ours to take") from error
         await server.start()
         self._server = server
         self._tasks = [

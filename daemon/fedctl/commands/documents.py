@@ -535,9 +535,7 @@ def _show_folders(console: Console, reply: FoldersReply) -> None:
     if not reply.folders:
         console.print("no folder is watched: name some in library.folders (fedd.example.toml)")
         return
-    table = columns(
-        "folder", "path", ">files", ">to read", ">not read whole", ">links", "last look"
-    )
+    table = columns("folder", "path", ">files", ">to read", ">not all read", ">links", "last look")
     for one in reply.folders:
         at = datetime.fromtimestamp(one.looked_unix_ms / 1000, UTC)
         looked = f"{at:%Y-%m-%d %H:%M:%S} UTC" if one.looked_unix_ms else "none yet"

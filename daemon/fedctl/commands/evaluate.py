@@ -184,10 +184,10 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
         f"{reply.title_weight:g} ({how})"
         f"{'; cross-encoder: what a question meets, its best passages ranked anew' * anew}."
     )
-    if reply.left_out:
-        left = f"{reply.left_out} of {reply.questions} questions were left out by the cross-encoder"
+    if reply.fell_back:
+        left = f"the cross-encoder left out {reply.fell_back} of {reply.questions} questions"
         console.print(
-            plain_text(f"{left}, and count as fused has them: {reply.left_out_because}"),
+            plain_text(f"{left}, which count as fused has them: {reply.fell_back_because}"),
             soft_wrap=True,
         )
 

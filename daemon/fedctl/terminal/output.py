@@ -38,7 +38,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1  # refused or failed; the cause is on stderr
-    USAGE = 2  # the command line or a file it names makes no sense
+    USAGE = 2  # the command line or a file it names makes no sense, or what it names is not here
     PARTLY = 3  # part was done, part refused; the list is on stderr
     UNREACHABLE = 4  # no daemon answers at the socket
     INTERRUPTED = 130  # Ctrl-C or SIGTERM

@@ -125,7 +125,7 @@ async def send(
     so_far = so_far or Ingested()
     answers: asyncio.Queue[IngestProgress] = asyncio.Queue()
     requests = _requests(paths, so_far, watch, answers, naming or Naming())
-    async for progress in daemon.Ingest(_with_signs_of_life(requests)):
+    async for progress in daemon.Ingest(_with_signs_of_life(requests, so_far)):
         so_far.take(progress)
         watch(so_far)
         answers.put_nowait(progress)
@@ -136,9 +136,9 @@ async def send(
 
 
 async def _with_signs_of_life(
-    requests: AsyncGenerator[IngestRequest, None],
+    requests: AsyncGenerator[IngestRequest, None], so_far: Ingested
 ) -> AsyncIterator[IngestRequest]:
-    """An empty request wherever nothing is to be sent for a while: a long file is read."""
+    """How much is read, wherever nothing is to be sent for a while: a long file, or refusals."""
     from proto import control_pb2
 
     async with aclosing(requests):
@@ -146,7 +146,7 @@ async def _with_signs_of_life(
             coming = asyncio.ensure_future(anext(requests, None))
             try:
                 while not (await asyncio.wait([coming], timeout=STILL_THERE_S))[0]:
-                    yield control_pb2.IngestRequest()
+                    yield control_pb2.IngestRequest(bytes_read=so_far.bytes_read)
                 request = await coming
             finally:
                 coming.cancel()  # one that has come ignores this

@@ -79,11 +79,11 @@ def measure(
     with Library.open(path) as library:
         for corpus in corpora:
             library.put_documents(corpus.documents, splitter=splitter)
-        library.clear_removed()
+        library.erasure.clear()
         size, started = path.stat().st_size, time.process_time()
         count = library.near.mark(1e9)
         took = time.process_time() - started
-        library.clear_removed()
+        library.erasure.clear()
         yield (
             f"{count} passages: {took / count * 1e6:.0f} us each, "
             f"{(path.stat().st_size - size) / count:.0f} bytes each"

@@ -56,6 +56,16 @@ def test_a_row_of_a_table_is_cited_with_its_header() -> None:
     assert cite(1, later, "West\t28").context == "Wing\tBeds"
 
 
+def test_no_row_stands_above_another_one() -> None:
+    titled = replace(WARDS, text=f"By wing\n{TABLE}")
+    assert titled.above("West\t28") == "Beds in use\nBy wing\nWing\tBeds"
+    assert [titled.above(row) for row in ("By wing", "Wing\tBeds")] == ["Beds in use"] * 2
+    later = replace(WARDS, text="East\t30\nWest\t28", context="By wing\nWing\tBeds")
+    assert later.above("West\t28") == "By wing\nWing\tBeds"
+    single = replace(WARDS, text="North\nEast\nWest", context="Wings")
+    assert single.above("West") == "Wings"
+
+
 def test_a_row_of_a_table_answers_and_not_the_header_above_it() -> None:
     rows = sentences_of(WARDS)
     assert [one.text for one in rows] == ["Wing\tBeds", "East\t30", "West\t28"]

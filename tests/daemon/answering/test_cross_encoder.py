@@ -200,9 +200,9 @@ def test_an_evaluation_says_what_the_cross_encoder_left_out(site: Site, folder: 
     with broken(site, folder, "quay"):  # of one question
         all_ranked()
         judged = answering.evaluate("")
-        assert (judged.left_out, judged.cause) == (1, "it gives passages what is no number")
+        assert (judged.fell_back, judged.cause) == (1, "it gives passages what is no number")
     all_ranked()
-    assert (anew := answering.evaluate("")).left_out == 0, "it was not kept"
+    assert (anew := answering.evaluate("")).fell_back == 0, "it was not kept"
     assert anew.figures["cross-encoder"] != anew.figures["fused"]
 
 
@@ -215,18 +215,6 @@ def test_where_most_questions_are_left_out_no_figure_is_given(site: Site, folder
     all_ranked()
     figures = answering.evaluate("").figures
     assert figures["cross-encoder"] != figures["fused"]
-
-
-def test_what_an_evaluation_met_is_not_said_of_the_last_question(site: Site, folder: Path) -> None:
-    with broken(site, folder):
-        with pytest.raises(EvaluationError):
-            answering.evaluate("")
-        cross = str(site.folder / "cross")
-        opened = answering.open_version(
-            *(site.spec, site.library, site.versions, site.digest, site.index),
-            options=AnsweringOptions(cross_encoder=cross),
-        )
-    assert opened.lacking == ""
 
 
 def test_what_is_no_cross_encoder_is_refused_by_name(tmp_path: Path, folder: Path) -> None:

@@ -61,11 +61,22 @@ async def test_who_only_says_that_it_is_there_is_ended(monkeypatch: pytest.Monke
         yield control.IngestRequest(documents=[control.Document(id="door.md")])
         for n in range(1000):
             said.append(n)
-            yield control.IngestRequest()
+            yield control.IngestRequest(bytes_read=7)
 
     heard = library._heard(there_for_ever(), Listener(()))
     assert (await anext(heard)).documents[0].id == "door.md"
     monkeypatch.setattr(library, "_NOTHING_S", 0.0)
-    with pytest.raises(SilentError, match=r"no document came.*\n.*ingest again for the rest"):
+    with pytest.raises(SilentError, match=r"nor was more read.* what had come is stored"):
         await anext(heard)
-    assert said == [0]
+    assert said == [0, 1], "the first told that it had read something"
+
+
+async def test_who_reads_what_is_refused_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reading() -> AsyncIterator[control.IngestRequest]:
+        for n in range(1, 9):
+            yield control.IngestRequest(bytes_read=n)
+        yield control.IngestRequest(documents=[control.Document(id="door.md")])
+
+    monkeypatch.setattr(library, "_NOTHING_S", 0.0)
+    heard = library._heard(reading(), Listener(()))
+    assert [one.documents[0].id async for one in heard] == ["door.md"]

@@ -78,12 +78,12 @@ def test_what_a_question_meets_is_said_with_and_without_a_cross_encoder(
     assert "fused: where words add up" in out
     assert "cross-encoder: what a question meets, its best passages ranked anew." in out
     assert "cross-encoder 0.875" in out
-    assert "left out" not in out
-    judged.left_out, judged.left_out_because = 2, "8 of 20 passages took more than 10 s"
+    assert "the cross-encoder left out" not in out
+    judged.fell_back, judged.fell_back_because = 2, "8 of 20 passages took more than 10 s"
     out = " ".join(said("eval")[1].split())
-    assert "2 of 30 questions were left out by the cross-encoder, and count as fused has" in out
+    assert "the cross-encoder left out 2 of 30 questions, which count as fused has" in out
     assert out.endswith("them: 8 of 20 passages took more than 10 s")
-    assert json.loads(said("eval", "--json")[1])["left_out"] == 2
+    assert json.loads(said("eval", "--json")[1])["fell_back"] == 2
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from daemon.jobs import learning
-from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.catalogue.catalogue import _packed
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
@@ -55,7 +54,7 @@ class Life:
         self.before += [self.here.pop(name) for name in names]
 
     def clear(self) -> None:
-        self._library.clear_removed()
+        self._library.erasure.clear()
 
     def empty_log(self) -> None:
         """No more than that: what an earlier removal did."""
@@ -132,22 +131,20 @@ def test_what_could_not_be_cleared_is_cleared_by_what_comes_next(
     rope, sail = Document("rope", "Rope", "Hemp is tarred."), Document("sail", "", "Flax is light.")
     with Library.open(path) as library:
         library.put_documents([rope, sail], splitter=SPLITTER)
-        assert not library.rewriting_owed()
+        assert not library.erasure.owed()
         library.delete_documents(["rope"])
         with sqlite3.connect(path, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LibraryError, match="is out of the library, and bytes of it may"):
-                library.clear_removed()
+                library.erasure.clear()
             other.execute("ROLLBACK")
         other.close()
-        assert library.rewriting_owed()
-        token = library.last_removal()
-    spec = RetrieverSpec(encoder="none is loaded for it", max_tokens=64, device="cpu", threads=1)
-    monkeypatch.setattr(learning, "keep_sentences", lambda *_: 0)
-    learning.work_ahead(spec, path, tmp_path / "sentences.sqlite3", 1.0)
+        assert library.erasure.owed()
+        token = library.erasure.last_removal()
+    learning.erase_removed(path)
     with Library.open(path, read_only=True) as library:
-        assert not library.rewriting_owed()
-        assert library.last_removal() == token, "an index that is made since is sound"
+        assert not library.erasure.owed()
+        assert library.erasure.last_removal() == token, "an index that is made since is sound"
         assert library.known(["rope", "sail"]) == {"sail"}
 
 
@@ -159,10 +156,10 @@ def test_a_library_is_written_anew_beside_its_file(tmp_path: Path) -> None:
         library.delete_documents(["rope"])
         asked = list[str]()
         library._db.set_trace_callback(asked.append)
-        library.clear_removed()
+        library.erasure.clear()
         library._db.set_trace_callback(None)
         assert f"PRAGMA temp_store_directory = '{tmp_path}/it''s here'" in asked
         assert library._db.execute("PRAGMA temp_store_directory").fetchone() in (None, ("",))
-        library.clear_removed()  # nothing is to be done
+        library.erasure.clear()  # nothing is to be done
         assert asked.count("VACUUM") == 1
     assert sorted(file.name for file in path.parent.iterdir()) == ["library.sqlite3"]

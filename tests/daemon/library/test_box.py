@@ -6,8 +6,6 @@ import os
 import platform
 import resource
 import socket
-import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -27,6 +25,7 @@ from daemon.library.files import Found
 from daemon.library.readers.documents import Document, FileProblem, Item
 from daemon.process.confinement import landlock_version
 from daemon.process.temporary import TemporaryFolder
+from tests.daemon.process.test_temporary import left_by_another
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -509,18 +508,11 @@ def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
     assert all("4 s all in all" in str(item) for item in told[:2])
 
 
-def test_what_was_attached_does_not_outlive_who_was_killed(
+def test_what_was_left_of_attached_files_is_gone_at_the_next_reading(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    making = "from daemon.process.temporary import *; print(TemporaryFolder().path)"
-    killed = subprocess.run(
-        [sys.executable, "-c", making], capture_output=True, check=True, text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
-    left, in_use = Path(killed.stdout.strip()), TemporaryFolder()
-    for place in (left, in_use.path):
-        (place / "letter.txt").write_text("in clear")
+    left, in_use = left_by_another(tmp_path), TemporaryFolder()
     (folder / "b.md").write_text("x")
     list(boxed(folder, "b.md"))
     assert (left.parent, left.exists(), in_use.path.exists()) == (tmp_path, False, True)

@@ -180,6 +180,19 @@ def test_a_long_table_is_cut_between_rows_below_its_header() -> None:
     assert all(words(piece.text) + words(piece.context) <= 20 + 1 for piece in pieces)
 
 
+def test_a_title_in_a_row_of_its_own_is_above_the_header() -> None:
+    rows = ["Annual sales", "Region\tTons\tPrice", *(f"North {n}\t{n}\t{n}0" for n in range(12))]
+    pieces = cut(made_of(Block("table", "\n".join(rows))), 20)
+    assert {piece.context for piece in pieces[1:]} == {"Annual sales\nRegion\tTons\tPrice"}
+    assert "\n".join(piece.text for piece in pieces) == "\n".join(rows)
+
+
+def test_a_table_of_one_column_has_its_first_row_above_it() -> None:
+    rows = ["Ropes that are tarred", *(f"No. {n} of the north yard" for n in range(12))]
+    pieces = cut(made_of(Block("table", "\n".join(rows))), 20)
+    assert {piece.context for piece in pieces[1:]} == {"Ropes that are tarred"}
+
+
 def test_a_passage_knows_its_page_and_covers_its_blocks_there() -> None:
     document = made_of(
         Block("text", "First of all.", page=1, place=(0.1, 0.2, 0.5, 0.3)),

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +23,7 @@ from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Block, Document, Waiting, joined
 from daemon.library.schema import LibraryError, explained, transaction
 from daemon.library.store import Library
+from tests.daemon.state.test_versions import disk_of
 
 TEXT, SPANS = joined(
     [
@@ -117,7 +119,10 @@ def format_2(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_library_of_format_2_is_brought_up_to_date(format_2: Path) -> None:
+def test_a_library_of_format_2_is_brought_up_to_date(
+    format_2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.library.passages._RULE", "sentences-1")  # as it was cut by
     with Library.open(format_2, read_only=True) as library:
         assert_as_format_2_was(library)
         passages = library.passages()
@@ -267,6 +272,38 @@ def test_a_library_that_is_gone_is_not_begun_anew(
     assert not path.exists()
     (tmp_path / left).unlink()  # and an empty folder says nothing
     Library.open(path).close()
+
+
+@pytest.mark.slow
+def test_a_library_that_is_begun_on_a_full_disk_is_whole_or_not_there(tmp_path: Path) -> None:
+    """At some sizes SQLite had it in its log alone, and no word said that this was lost."""
+    told = 0
+    for kib in range(40, 640, 24):
+        with disk_of(f"{kib}k", tmp_path / f"disk{kib}") as disk:
+            try:
+                Library.open(disk / "library.sqlite3").close()
+            except LibraryError as error:
+                told += 1
+                assert "free space on that disk" in str(error), kib
+            larger = ["mount", "-o", "remount,size=4m", str(disk)]
+            subprocess.run(larger, check=True)
+            Library.open(disk / "library.sqlite3").close()
+            assert [one.name for one in disk.iterdir()] == ["library.sqlite3"]
+            with closing(sqlite3.connect(disk / "library.sqlite3")) as there:
+                assert there.execute("PRAGMA integrity_check").fetchall() == [("ok",)], kib
+    assert 0 < told < 25
+
+
+def test_a_library_whose_schema_is_no_text_is_told_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite3"
+    Library.open(path).close()
+    content = path.read_bytes()
+    path.write_bytes(
+        content.replace(b"CREATE TABLE waiting", b"CREATE \x9c\x9c\x9c\x9c\x9c waiting")
+    )
+    told = pytest.raises(LibraryError, match="if the file is damaged, put a backup back")
+    with told, Library.open(path) as library:
+        library.counts()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

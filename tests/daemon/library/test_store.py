@@ -144,7 +144,7 @@ def test_nothing_of_a_removed_document_is_in_any_file(library: Library, path: Pa
     library.put_pairs([Pair("Where is the quaxolith?", ("secret",))])
     assert found() == set(words)
     library.delete_documents(["secret"])
-    library.clear_removed()
+    library.erasure.clear()
     assert found() == set()
     assert library.bm25("hemp", 5) != []
 
@@ -158,14 +158,14 @@ def test_the_log_is_not_emptied_under_a_reader(
         pages.fetchone()  # of what was there then
         writer.delete_documents(["rope"])
         with pytest.raises(LibraryError, match="leaves the log when nobody does any more"):
-            writer.clear_removed()
-        assert writer.counts().rewriting_owed, "it is in a file still, and who asks is told"
+            writer.erasure.clear()
+        assert writer.erasure.owed(), "it is in a file still, and who asks is told"
         pages.close()
         asked = list[str]()
         writer._db.set_trace_callback(asked.append)
-        writer.clear_removed()
+        writer.erasure.clear()
         assert "VACUUM" not in asked, "the file is written anew already"
-        assert not reader.counts().rewriting_owed
+        assert not reader.erasure.owed()
 
 
 def test_documents_are_listed_by_id_page_by_page(library: Library) -> None:
@@ -421,7 +421,7 @@ def test_any_text_is_a_valid_query(standing: Library, query: str) -> None:
 def test_what_is_not_a_library_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "library.sqlite3"
     path.write_bytes(b"not a database, but long enough to be taken for one. " * 40)
-    with pytest.raises(LibraryError, match=r"not a database: .*move it away and ingest"):
+    with pytest.raises(LibraryError, match=r"not a database: .*go on without it"):
         Library.open(path)
     assert path.read_bytes().startswith(b"not a database")
 
@@ -435,7 +435,7 @@ def test_a_damaged_library_is_explained(library: Library, path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[4096 * 8 :] = b"\xff" * (len(raw) - 4096 * 8)
     path.write_bytes(raw)
-    with pytest.raises(LibraryError, match="move it away"), Library.open(path) as damaged:
+    with pytest.raises(LibraryError, match="go on without it"), Library.open(path) as damaged:
         damaged.passages()
         damaged.bm25("word1", 5)
 
@@ -549,16 +549,16 @@ def test_each_removal_changes_the_token_and_what_an_index_is_named_by(library: L
     assert dict(zip(labels.tolist(), map(bytes, contents), strict=True)).items() >= (
         library.labels("train").items()
     )
-    seen = [(library.last_removal(), library.content_digest())]
+    seen = [(library.erasure.last_removal(), library.content_digest())]
     assert seen[0][0] == b""
     for names in (["rope"], ["nothing"], ["rope"]):
         library.delete_documents(names)
-        seen.append((library.last_removal(), library.content_digest()))
+        seen.append((library.erasure.last_removal(), library.content_digest()))
         library.put_documents([Document("empty", "", "")], splitter=splitter())
     assert len(seen[1][0]) == 16
     assert seen[1] == seen[2] == seen[3], "nothing was removed"
     library.delete_documents(["empty"])  # a document without a passage may have had some before
-    assert library.last_removal() != seen[1][0]
+    assert library.erasure.last_removal() != seen[1][0]
     assert library.content_digest() != seen[1][1]
 
 
@@ -578,7 +578,7 @@ def _remove_all(path: Path, done: Connection) -> None:
     with Library.open(path) as library:
         for first in range(0, 500, _BATCH):
             library.delete_documents([f"d{n:03}" for n in range(first, first + _BATCH)])
-            library.clear_removed()
+            library.erasure.clear()
             done.send(first)
 
 
@@ -611,7 +611,7 @@ def test_a_removal_that_is_killed_is_taken_up_again(tmp_path: Path, batches: int
         assert counts.pairs_train == rows(path, "pair") == len(left)
         assert len(library.bm25("quaxolith", 1000)) == len(left)
         library.delete_documents(left)
-        library.clear_removed()
+        library.erasure.clear()
     assert not any(b"quaxolith" in file.read_bytes().lower() for file in path.parent.iterdir())
 
 

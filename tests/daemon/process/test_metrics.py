@@ -43,9 +43,9 @@ def test_metrics_of_a_row_stand_side_by_side() -> None:
     )
     assert "index" not in found, "none is open"
     assert "index" in dict(rows(StatusReply(index_recall=0.9), written))
-    owed = StatusReply(rewriting_owed=True)
+    owed = StatusReply(erasure_owed=True)
     assert "may still be in the library's file" in dict(rows(owed, written))["removed text"]
-    assert {metric.name: metric.of(owed) for metric in METRICS}["hanse_library_rewriting_owed"] == 1
+    assert {metric.name: metric.of(owed) for metric in METRICS}["hanse_library_erasure_owed"] == 1
 
 
 def test_what_happens_is_counted_under_a_name_of_the_table() -> None:

@@ -59,7 +59,7 @@ def test_a_control_socket_that_is_served_is_said_first(federation: Federation) -
     with closing(socket.socket(socket.AF_UNIX)) as other:
         other.bind(str(federation.root / "alder" / "fedd.sock"))
         other.listen()
-        assert "another fedd answers there: stop it first" in start(federation)
+        assert "another fedd has it open: stop it first" in start(federation)
 
 
 def test_a_group_that_is_not_there_is_said_first(federation: Federation) -> None:

@@ -38,6 +38,7 @@ from daemon.personal.store import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services import pair_maker as pairs_module
+from daemon.services import work_ahead
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.pair_maker import PairMaker, WriterSettings
@@ -581,7 +582,7 @@ def kept_of(site: Site) -> set[str]:
 async def test_sentences_are_read_when_nothing_else_is_to_do(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collection_module, "_READING_S", 0.1)
+    monkeypatch.setattr(work_ahead, "_READING_S", 0.1)
     await site.ingest(DOCUMENTS, [])
     assert kept_of(site) == set(), "a minute has to pass first"
     monkeypatch.setattr(collection_module, "_QUIET_S", 0.0)
@@ -606,7 +607,7 @@ async def test_what_is_done_ahead_is_tried_again_after_a_failure(
     with monkeypatch.context() as patched, capture_logs() as lines:
         patched.setattr(learning, "work_ahead", full_disk)
         monkeypatch.setattr(collection_module, "_QUIET_S", 0.0)
-        monkeypatch.setattr(collection_module, "_AFTER_FAILURE_S", 0.05)
+        monkeypatch.setattr(work_ahead, "_AFTER_FAILURE_S", 0.05)
         site.collection.adopt(site.genesis)
         async with asyncio.timeout(60):
             while not any("done ahead" in line["event"] for line in lines):
@@ -614,6 +615,21 @@ async def test_what_is_done_ahead_is_tried_again_after_a_failure(
     async with asyncio.timeout(60):
         while len(kept_of(site)) < len(DOCUMENTS):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_a_file_that_cannot_be_erased_from_keeps_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.ingest(DOCUMENTS, [])
+    monkeypatch.setattr(learning, "erase_removed", full_disk)
+    monkeypatch.setattr(collection_module, "_QUIET_S", 0.0)
+    with capture_logs() as lines:
+        site.collection.adopt(site.genesis)
+        async with asyncio.timeout(60):
+            while len(kept_of(site)) < len(DOCUMENTS):
+                await asyncio.sleep(0.02)
+    assert ["text of removed" in line["event"] for line in lines].count(True) == 1, "not each time"
 
 
 @pytest.mark.slow

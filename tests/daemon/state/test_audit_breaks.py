@@ -369,7 +369,7 @@ async def is_loud_and_then_quiet(site: LiveSite, breaks: int, why: str) -> None:
     code, _, err = await fedctl("audit", "verify", "--state-dir", log)
     assert (code, why in err) == (1, True)
     code, _, err = await fedctl(*there, "audit", "acknowledge", "1", "--yes")
-    assert (code, "waits to be acknowledged at entry 1" in err) == (1, True)
+    assert (code, "waits to be acknowledged at entry 1" in err) == (2, True)
     code, out, err = await fedctl(*there, "audit", "acknowledge", "--yes", "--json")
     assert code == 0, err
     assert [one["entry"] for one in json.loads(out)["breaks"]] == [told.entry]

@@ -7,6 +7,8 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -110,20 +112,27 @@ def test_a_real_full_disk_is_an_oserror_and_leaves_nothing_behind(small_disk: Pa
     assert is_sound(small_disk, digest, big.digest)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> object:
-    """A disk of 8 MiB."""
-    folder = tmp_path / "disk"
+@contextmanager
+def disk_of(size: str, folder: Path) -> Iterator[Path]:
+    """A disk of so many bytes at ``folder``; skips where none may be mounted."""
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
         capture_output=True,
         check=False,
     )
     if mounted.returncode:
         pytest.skip(f"no file system may be mounted here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk_of("8m", tmp_path / "disk") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])

@@ -61,7 +61,7 @@ class Site:
         with Library.open(self.library) as library:
             library.delete_documents(ids)
             jobs.collect(self.library)
-            library.clear_removed()
+            library.erasure.clear()
 
     def of(self, document_id: str) -> bytes | None:
         """What the document was read from, as it lies there."""

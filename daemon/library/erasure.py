@@ -1,4 +1,4 @@
-"""The library's file is written anew, so that what was removed is in no byte of it.
+"""What was removed is erased: the library's file is written anew, and no byte of it stays there.
 
 What goes with a document is for who removes it (`Library.delete_documents`) to say.
 
@@ -26,7 +26,7 @@ from daemon.library.schema import LibraryError, explained
 _IN_FILE, _IN_LOG, _NOWHERE = range(3)
 
 
-class Rewriting:
+class Erasure:
     """On a library's connection; ``path`` is its file."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
