@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from os.path import normpath
 from typing import Final, cast
 
@@ -117,16 +117,8 @@ def _span(span: control.Span) -> Span:
 
 def filters_of(request: control.SearchRequest) -> Filters:
     """What a search asks of documents."""
-    return Filters(
-        begins=request.begins,
-        collection=request.collection,
-        title=request.title,
-        author=request.author,
-        since=request.since,
-        until=request.until,
-        language=request.language,
-        tags=tuple(request.tags),
-    )
+    asked = {one.name: getattr(request, one.name) for one in fields(Filters)}
+    return Filters(**{**asked, "tags": tuple(request.tags)})
 
 
 def stored_message(document: StoredDocument) -> control.StoredDocument:

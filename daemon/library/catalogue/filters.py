@@ -58,7 +58,8 @@ EVERY = Filters()
 class _Condition:
     """``said``: as people ask for it; ``query``: ids of the documents that are so.
 
-    ``kind``: of the facets that it is about, or "id". ``wanted``: values, all of them.
+    ``kind``: of the facets that it is about, or "id" or "collection". ``wanted``: values, all of
+    them.
     """
 
     said: str
@@ -74,7 +75,8 @@ def _conditions(filters: Filters) -> Iterator[_Condition]:
         yield _Condition(said, _BELOW, (filters.begins,), "id", (filters.begins,))
     if filters.collection:
         name = filters.collection.strip("/")
-        yield _Condition(f"is in the collection {name!r}", _BELOW, (f"{name}/",), "id", (name,))
+        said = f"is in the collection {name!r}"
+        yield _Condition(said, _BELOW, (f"{name}/",), "collection", (name,))
     for kind, asked in (("title", filters.title), ("author", filters.author)):
         if asked:
             if not (words := name_words(asked)):
@@ -153,10 +155,10 @@ def _offer(db: sqlite3.Connection, condition: _Condition) -> str:
 
 def _values(db: sqlite3.Connection, kind: str) -> list[str]:
     """What there is of a kind, most often first; of ids the folders that they lie in."""
-    if kind == "id":
-        rows = db.execute("SELECT id FROM document ORDER BY id LIMIT ?", (_LOOKED_AT,))
-        parts = dict.fromkeys(above for (name,) in rows for above in _folders(name))
-        return list(parts)
+    if kind in ("id", "collection"):
+        named = db.execute("SELECT id FROM document ORDER BY id LIMIT ?", (_LOOKED_AT,))
+        ids = [name for (name,) in named if kind == "id" or "/" in name]
+        return list(dict.fromkeys(above for name in ids for above in _folders(name)))
     rows = db.execute(
         "SELECT value FROM facet WHERE kind = ? GROUP BY value"
         " ORDER BY count(*) DESC, value LIMIT ?",

@@ -103,6 +103,16 @@ def test_what_nothing_fits_says_what_there_is(
     assert remedy in second
 
 
+def test_a_document_of_no_collection_is_offered_as_none(library: Library) -> None:
+    library.put_documents([Document("bare.pdf", "", "A text.")], splitter=SPLITTER)
+    with pytest.raises(NothingFits) as refused:
+        library.fitting(Filters(collection="q"))
+    assert "'contracts'" in str(refused.value)
+    assert "bare" not in str(refused.value)
+    with pytest.raises(NothingFits, match=r"'bare\.pdf'"):
+        library.fitting(Filters("bare.pdx"))
+
+
 def test_an_empty_library_says_that_there_is_nothing(tmp_path: Path) -> None:
     with Library.open(tmp_path / "library.sqlite3") as empty:
         for filters in (Filters("a"), Filters(author="a"), Filters(since="2020-01-01")):
