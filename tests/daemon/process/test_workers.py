@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing import forkserver
@@ -116,7 +117,14 @@ async def test_who_forks_workers_may_be_killed() -> None:
         await worker.stop()
 
 
-def test_what_a_killed_daemon_leaves_is_gone_at_the_next_start(tmp_path: Path) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """With a short name, as sockets need."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_what_a_killed_daemon_leaves_is_gone_at_the_next_start(place: Path) -> None:
     program = """
 import asyncio, os, sys
 from daemon.process.temporary import TemporaryFolder
@@ -136,15 +144,15 @@ asyncio.run(main())
 """
 
     def ran(*killed: str) -> tuple[str, str]:
-        env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", program, *killed]
         ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return ended.stdout, ended.stderr  # to the end of the last process that has them
 
     assert ran("killed") == ("", ""), "what tidies behind it says nothing in the log"
-    assert len([*tmp_path.iterdir()]) == 2
+    assert len([*place.iterdir()]) == 2
     assert ran() == ("1\n", "")
-    assert [*tmp_path.iterdir()] == []
+    assert [*place.iterdir()] == []
 
 
 async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
