@@ -56,5 +56,5 @@ async def test_an_ingest_that_is_stopped_makes_way_for_the_next(
     _, err_of_stopped = await stopped.communicate()
     assert stopped.returncode == 1
     assert "fedctl sent nothing, or took no answers, for 60 s" in err_of_stopped.decode()
-    assert "are stored: ingest again for the rest" in err_of_stopped.decode()
+    assert "Ingest the same paths again for the rest" in err_of_stopped.decode()
     assert "an ingest was ended: its fedctl is silent" in site.log
