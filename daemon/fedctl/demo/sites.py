@@ -286,6 +286,8 @@ async def _start(site: DemoSite) -> RunningDaemon:
     environment["PYTHONPATH"] = os.pathsep.join(
         [code, *filter(None, [environment.get("PYTHONPATH")])]
     )
+    # What one leaves that has to be killed goes with the demo's own folder.
+    environment["TMPDIR"] = str(site.socket.parent)
     with site.log.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
