@@ -440,15 +440,16 @@ def test_links_that_go_round_end(tmp_path: Path) -> None:
 
 
 def test_links_that_fork_at_each_step_end(tmp_path: Path) -> None:
-    for step in range(40):
+    # The kernel follows forty, and counts again those before one that it has to look up again.
+    for step in range(20):
         (tmp_path / f"{step:02}").mkdir()
         for name in "ab":
             (tmp_path / f"{step:02}" / name).symlink_to(f"../{step + 1:02}")
-    (tmp_path / "40").mkdir()
-    (tmp_path / "40" / "x.txt").write_text("Hemp rope.")
+    (tmp_path / "20").mkdir()
+    (tmp_path / "20" / "x.txt").write_text("Hemp rope.")
     ids = [item.id for item in taken(tmp_path) if isinstance(item, Document)]
     assert len(ids) == 10
-    assert ids[0] == "/".join(["00", *"a" * 40, "x.txt"])
+    assert ids[0] == "/".join(["00", *"a" * 20, "x.txt"])
     assert {line.partition(": ")[2] for line in complaints(tmp_path)} == {
         "a folder that many links lead to: not read again"
     }
