@@ -41,9 +41,9 @@ class StatusCalls(Calls):
     ) -> control.StatusReply:
         """How the daemon is."""
         around, driver = self._around, self._driver
-        counts = await self._answered(context, driver.collection.counts())
-        owed = await self._answered(
-            context, driver.collection.read(lambda library: library.erasure.owed())
+        counts, owed = await self._answered(
+            context,
+            driver.collection.read(lambda library: (library.counts(), library.erasure.owed())),
         )
         lag = around.process.lag.since_start()
         seen = driver.transport.statistics()

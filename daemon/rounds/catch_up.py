@@ -400,7 +400,7 @@ def no_room(folder: Path, size: int) -> str | None:
         return None
     return (
         f"{size} bytes do not fit on the disk: {free} are free, {RESERVED_BYTES} must stay so. "
-        "Free some"
+        "Free some space on it"
     )
 
 
