@@ -22,3 +22,4 @@ class AnsweringAxes:
     level: RetrievalLevel = "passage"
     generator: GeneratorName = USUAL_GENERATOR
     cross_encoder_depth: Annotated[int, Ge(2), Le(50)] = 20
+    lost_answers: Annotated[float, Ge(0.0), Le(0.5)] = 0.05

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from daemon.answering.abstention import (
+    ALWAYS_ANSWERS,
+    NOT_ANSWERED,
+    Abstention,
+    evidence_of,
+)
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
-from daemon.answering.generator import Citation, Generator, cite
+from daemon.answering.generator import Citation, GeneratedAnswer, Generator, cite
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
@@ -26,13 +32,18 @@ class QuestionRefusedError(Exception):
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer, what it cites, all passages that were found, and who answered."""
+    """An answer, what it cites, all passages that were found, and who answered.
+
+    Without citations the documents do not answer. ``probability``: that they do, 0 .. 1, by the
+    evidence; 0 where it is not known.
+    """
 
     text: str
     citations: tuple[Citation, ...]
     passages: tuple[Citation, ...]  # best first, numbered 0
     model_digest: bytes
     left_out: str = ""  # as `OpenVersion.search` says
+    probability: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,8 @@ class OpenVersion:
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
     usual ones (0). ``sentences``: where these are compared, and not passages alone.
     ``cross_encoder``: ranks the best anew, where there is one;
-    ``lacking``: why there is none although the settings name one.
+    ``lacking``: why there is none although the settings name one. ``abstention``: what is too
+    little for an answer.
     ``embed_question`` and ``embed_sentences``: as the retriever does.
     """
 
@@ -59,18 +71,24 @@ class OpenVersion:
     weighed_by: int = 0
     cross_encoder: CrossEncoder | None = None
     lacking: str = ""
+    abstention: Abstention = ALWAYS_ANSWERS
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
         hits, left_out = self.search(question, top_k)
-        answer = self.generator.generate(question, hits)
+        evidence = evidence_of(hits)
+        if self.abstention.abstains(evidence):
+            answer = GeneratedAnswer(NOT_ANSWERED, ())
+        else:
+            answer = self.generator.generate(question, hits)
         return Answered(
             text=answer.text,
             citations=answer.citations,
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
             left_out=left_out,
+            probability=self.abstention.probability(evidence),
         )
 
     def search(

@@ -15,13 +15,12 @@ from itertools import zip_longest
 import numpy as np
 
 from crypto.arrays import Float32
+from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.embedding import Sentence
 from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
-
-NOTHING_FOUND = "No answer was found in this site's documents."
 
 # Each sentence considered is encoded while a person waits, unless it is kept, about 10 ms on
 # one core. Measured on 56 questions of one institution, as the share of answer
@@ -76,10 +75,10 @@ class ExtractiveGenerator:
         """One to three sentences in reading order, each with its [n] and citation."""
         candidates = _candidates(passages)
         if not candidates:
-            return GeneratedAnswer(NOTHING_FOUND, ())
+            return GeneratedAnswer(NOT_ANSWERED, ())
         scores = self._scores(question, candidates)
         if scores.max() <= 0.0:  # all there is points away from the question
-            return GeneratedAnswer(NOTHING_FOUND, ())
+            return GeneratedAnswer(NOT_ANSWERED, ())
         chosen = sorted(_choose(candidates, scores), key=lambda c: (c.rank, c.position))
         citations = tuple(cite(n, c.source, c.text) for n, c in enumerate(chosen, start=1))
         text = " ".join(f"{citation.text} [{citation.number}]" for citation in citations)

@@ -325,6 +325,8 @@ class LibraryCalls(Calls):
             passages=[citation_message(passage) for passage in answered.passages],
             model_digest=answered.model_digest,
             seconds=seconds,
+            abstained=not answered.citations,
+            probability=answered.probability,
         )
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,12 @@ import structlog
 
 from config.kinds import RetrievalLevel
 from crypto.arrays import Float32
+from daemon.answering.abstention import (
+    by_pairs,
+    evidence_among,
+    evidence_without_answers,
+    without_pairs,
+)
 from daemon.answering.answering import Answered, OpenVersion
 from daemon.answering.embedding import (
     KeptSentences,
@@ -26,6 +33,7 @@ from daemon.answering.embedding import (
     RememberedSentences,
     SentenceEmbedder,
 )
+from daemon.answering.general_questions import GENERAL_QUESTIONS
 from daemon.answering.generators import GENERATORS
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
@@ -49,7 +57,7 @@ from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
-from daemon.library.search import Ranked, RankingWeights, groups_of
+from daemon.library.search import Candidates, Ranked, RankingWeights, groups_of
 from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
 from daemon.library.titles import Titles
@@ -189,9 +197,10 @@ def open_version(
     """Make a model version with its index the one that answers, as ``options`` say.
 
     Says what that index holds, and how much of what it should find it finds.
-    What titles and words count in its answers is found on the site's pairs for validation, of
-    which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
-    ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
+    What titles and words count in its answers, and what is too little for one, is found on the
+    site's pairs for validation, of which `_WEIGHED_BY` are asked. What a frozen encoder makes of
+    sentences is kept at ``sentences_path`` (None: nowhere), and there what passages had that are
+    gone by now goes.
     A cross-encoder that can't be had is left out: people get answers all the same.
     Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
@@ -227,7 +236,7 @@ def open_version(
     _anew.clear()
     if previous is not None:
         previous.close()
-    _open = _weighed(_open)
+    _open = _abstaining(_weighed(_open), spec, options.lost_answers)
     return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking)
 
 
@@ -355,22 +364,56 @@ def forget_removed(library_path: Path, sentences_path: Path) -> None:
 
 
 def _weighed(version: OpenVersion) -> OpenVersion:
+    if not (pairs := _for_validation(version)):  # the usual weights stay
+        return version
+    weights = weigh(version.library, pairs, _met(version, [pair.query for pair in pairs]))
+    return replace(version, weights=weights, weighed_by=len(pairs))
+
+
+def _abstaining(version: OpenVersion, spec: RetrieverSpec, lost: float) -> OpenVersion:
+    """With what is too little evidence for an answer, where ``lost`` says that something is."""
+    if not lost:
+        return version
+    library, weights = version.library, version.weights
+    features = _general_features(spec) if version.retriever.uses_features else None
+    general = evidence_among(_met(version, GENERAL_QUESTIONS, features), weights)
+    if not (pairs := _for_validation(version)):
+        return replace(version, abstention=without_pairs(general))
+    met = _met(version, [pair.query for pair in pairs])
+    unanswered = evidence_without_answers(met, pairs, weights, library.document_of())
+    fitted = by_pairs(evidence_among(met, weights), unanswered, general, lost)
+    return replace(version, abstention=fitted)
+
+
+def _for_validation(version: OpenVersion) -> list[Pair]:
+    """Those that something may be chosen by; none where there are too few."""
     try:
         _, pairs = held_out(version.library, "valid", most=_WEIGHED_BY)
-    except EvaluationError:  # there are none: the usual weights stay
-        return version
-    if len(pairs) < FEWEST_TO_WEIGH:
-        return version
-    queries = [pair.query for pair in pairs]
+    except EvaluationError:
+        return []
+    return pairs if len(pairs) >= FEWEST_TO_WEIGH else []
+
+
+def _met(
+    version: OpenVersion, queries: Sequence[str], features: Float32 | None = None
+) -> list[Candidates]:
+    """What these questions meet in the open version; ``features`` [n, d]: where they are known."""
     retriever = version.retriever
-    encoder = retriever.encoder if retriever.uses_features else None
-    frozen = frozen_queries(version.library, encoder, queries) if encoder else None
-    vectors = retriever.embed_queries(queries, frozen)
+    if retriever.uses_features and features is None:
+        features = frozen_queries(version.library, retriever.encoder, queries)
+    vectors = retriever.embed_queries(queries, features)
+    pairs = [Pair(query, (), "valid") for query in queries]
     found = found_by(
         *(version.library, version.index, version.titles, pairs, vectors), version.sentences
     )
-    weights = weigh(version.library, pairs, found.met)
-    return replace(version, weights=weights, weighed_by=len(pairs))
+    return found.met
+
+
+@functools.lru_cache(maxsize=1)
+def _general_features(spec: RetrieverSpec) -> Float32:
+    """[g, d] what the frozen encoder makes of general questions: the same in every version."""
+    encoder = _retriever(spec).encoder
+    return encoder.encode(GENERAL_QUESTIONS, side=encoder.reading.query)
 
 
 def _cross_encoder(options: AnsweringOptions, device: str) -> tuple[CrossEncoder | None, str]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 topic = typer.Typer()
 
 # The first question after a start loads the encoder and the index.
+_NEAREST = 3  # passages, shown where there is no answer
 ASK_WITHIN_S = 120.0
 _EMPTY = "Nothing is ingested here yet: fedctl ingest FOLDER"
 _ENDINGS_NAMED = 10  # of files that are passed over
@@ -340,7 +341,21 @@ def show_answer(console: Console, reply: AskReply) -> None:
         line = f"[{citation.number}] {where}: {said}"
         console.print(plain_text(line), soft_wrap=True)
         also_in(citation.copies, console)
+    if reply.abstained and reply.passages:
+        _show_nearest(console, reply)
     _show_retrieved(console, reply)
+
+
+def _show_nearest(console: Console, reply: AskReply) -> None:
+    """What there is instead of an answer, and how probable one was."""
+    if reply.probability:
+        console.print(f"That they do is taken to be {reply.probability:.0%} probable.")
+    console.print("\nThe nearest passages:")
+    for passage in reply.passages[:_NEAREST]:
+        where = f"{passage.title or passage.document_id} ({passage.passage_id})"
+        said = " ".join(passage.text.split())
+        line = visible(f"  {where}: {said}").replace("\n", " ")
+        console.print(plain_text(line), overflow="ellipsis", no_wrap=True)
 
 
 def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.answering import Answered, QuestionRefusedError
-from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator, sentences_of
+from daemon.answering.extractive import ExtractiveGenerator, sentences_of
 from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.evaluation.rankings import exact, held_out, weigh
 from daemon.evaluation.rankings import judged as judged_ranking
@@ -90,7 +91,7 @@ def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
 
 
 def test_without_passages_nothing_was_found() -> None:
-    assert answer("Which rope?", []) == GeneratedAnswer(NOTHING_FOUND, ())
+    assert answer("Which rope?", []) == GeneratedAnswer(NOT_ANSWERED, ())
 
 
 def test_the_sentence_nearest_the_question_is_the_answer() -> None:
@@ -226,7 +227,7 @@ def test_a_site_without_documents_says_that_it_found_nothing(site: Site) -> None
     empty.ingest([], [])
     empty.open(index=empty.indexed(empty.digest))
     answered = answering.ask("Which rope?", 5)
-    assert (answered.text, answered.citations, answered.passages) == (NOTHING_FOUND, (), ())
+    assert (answered.text, answered.citations, answered.passages) == (NOT_ANSWERED, (), ())
 
 
 def test_a_question_asked_meanwhile_is_answered_by_the_old_version(opened: Site) -> None:
