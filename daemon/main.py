@@ -49,6 +49,7 @@ from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.work import JOBS, Computing
+from daemon.services.answer_evaluation import AnswerJudge
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
@@ -438,13 +439,11 @@ class Daemon:
             pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
-                self._spec,
-                self._state.versions,
-                driver.collection,
-                workers.auditing,
+                *(self._spec, self._state.versions, driver.collection, workers.auditing),
                 self._settings.negatives.noise,
             ),
             personaliser=personaliser,
+            answers=AnswerJudge(driver.collection, workers.answering),
             folders=WatchedFolders(
                 Watching(library.folders, library.vanished, library.scan_s, library.keep_originals),
                 collection=driver.collection,

@@ -848,6 +848,7 @@ class Pair(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     POSITIVES_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     """1 character .. 16 KiB"""
     split: _builtins.str
@@ -856,20 +857,57 @@ class Pair(_message.Message):
     def positives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """document ids; 1 .. 1000"""
 
+    @_builtins.property
+    def reference(self) -> Global___Reference:
+        """unset: nothing is said of it, and what is known stays"""
+
     def __init__(
         self,
         *,
         query: _builtins.str = ...,
         positives: _abc.Iterable[_builtins.str] | None = ...,
         split: _builtins.str = ...,
+        reference: Global___Reference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reference", b"reference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["positives", b"positives", "query", b"query", "split", b"split"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positives", b"positives", "query", b"query", "reference", b"reference", "split", b"split"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pair: _TypeAlias = Pair  # noqa: Y015
+
+@_typing.final
+class Reference(_message.Message):
+    """What the right answer is, to compare answers with. Of this site alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    QTYPE_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    qtype: _builtins.str
+    """what is asked for, in the site's words; <= 64 characters on one line"""
+    reasoning: _builtins.str
+    """what it takes to answer, likewise"""
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """each is right; up to 20 of 8 KiB"""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[_builtins.str] | None = ...,
+        qtype: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "qtype", b"qtype", "reasoning", b"reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reference: _TypeAlias = Reference  # noqa: Y015
 
 @_typing.final
 class IngestRequest(_message.Message):
@@ -2357,6 +2395,218 @@ class Figure(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Figure: _TypeAlias = Figure  # noqa: Y015
+
+@_typing.final
+class EvaluateAnswersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPLIT_FIELD_NUMBER: _builtins.int
+    split: _builtins.str
+    """train, valid or test; "": test if such pairs say a right answer, else valid"""
+    def __init__(
+        self,
+        *,
+        split: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["split", b"split"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateAnswersRequest: _TypeAlias = EvaluateAnswersRequest  # noqa: Y015
+
+@_typing.final
+class EvaluateAnswersProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """index: waiting for one that is being made; answers: questions, as they are answered and scored; or done"""
+    done: _builtins.int
+    """of this step"""
+    total: _builtins.int
+    """likewise; 0: nothing is counted"""
+    @_builtins.property
+    def result(self) -> Global___EvaluateAnswersReply:
+        """in the last message only"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        result: Global___EvaluateAnswersReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "result", b"result", "step", b"step", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateAnswersProgress: _TypeAlias = EvaluateAnswersProgress  # noqa: Y015
+
+@_typing.final
+class EvaluateAnswersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    WITHOUT_ANSWER_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    GENERATOR_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    BY_LABEL_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    questions: _builtins.int
+    """that were asked: pairs of the split that say a right answer"""
+    without_answer: _builtins.int
+    """pairs of the split that say none, and were left out"""
+    unanswered: _builtins.int
+    """of the questions: nothing was found, which counts as an empty answer"""
+    split: _builtins.str
+    """whose pairs were asked"""
+    generator: _builtins.str
+    """that wrote the answers, as in retrieval.generator"""
+    model_digest: _builtins.bytes
+    """the version that answered"""
+    seconds: _builtins.float
+    """it took"""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
+        """over all questions"""
+
+    @_builtins.property
+    def by_label(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelFigures]:
+        """of labels that five questions have, and the most frequent twenty of each kind"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___MissingFigure]:
+        """what could not be computed here"""
+
+    def __init__(
+        self,
+        *,
+        questions: _builtins.int = ...,
+        without_answer: _builtins.int = ...,
+        unanswered: _builtins.int = ...,
+        split: _builtins.str = ...,
+        generator: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+        figures: _abc.Iterable[Global___AnswerFigure] | None = ...,
+        by_label: _abc.Iterable[Global___LabelFigures] | None = ...,
+        missing: _abc.Iterable[Global___MissingFigure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_label", b"by_label", "figures", b"figures", "generator", b"generator", "missing", b"missing", "model_digest", b"model_digest", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateAnswersReply: _TypeAlias = EvaluateAnswersReply  # noqa: Y015
+
+@_typing.final
+class AnswerFigure(_message.Message):
+    """The mean of a figure over questions, and where it lies with 95 % confidence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    LOWER_IS_BETTER_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """as in rouge-l-f"""
+    mean: _builtins.float
+    """over the questions, each counted equally"""
+    low: _builtins.float
+    """of the bootstrap interval"""
+    high: _builtins.float
+    """likewise"""
+    lower_is_better: _builtins.bool
+    """error rates"""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+        mean: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+        lower_is_better: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "lower_is_better", b"lower_is_better", "mean", b"mean", "metric", b"metric"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerFigure: _TypeAlias = AnswerFigure  # noqa: Y015
+
+@_typing.final
+class LabelFigures(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """qtype or reasoning, as in Reference"""
+    value: _builtins.str
+    """of it"""
+    questions: _builtins.int
+    """that have it"""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
+        """over these"""
+
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        value: _builtins.str = ...,
+        questions: _builtins.int = ...,
+        figures: _abc.Iterable[Global___AnswerFigure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "label", b"label", "questions", b"questions", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelFigures: _TypeAlias = LabelFigures  # noqa: Y015
+
+@_typing.final
+class MissingFigure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """as in AnswerFigure"""
+    cause: _builtins.str
+    """why it could not be computed, and what to do"""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "metric", b"metric"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MissingFigure: _TypeAlias = MissingFigure  # noqa: Y015
 
 @_typing.final
 class TrainRequest(_message.Message):

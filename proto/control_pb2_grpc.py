@@ -114,6 +114,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.EvaluateRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.EvaluateProgress.FromString,
                 _registered_method=True)
+        self.EvaluateAnswers = channel.unary_stream(
+                '/hanse.control.v1.Control/EvaluateAnswers',
+                request_serializer=proto_dot_control__pb2.EvaluateAnswersRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.EvaluateAnswersProgress.FromString,
+                _registered_method=True)
         self.Train = channel.unary_unary(
                 '/hanse.control.v1.Control/Train',
                 request_serializer=proto_dot_control__pb2.TrainRequest.SerializeToString,
@@ -285,6 +290,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvaluateAnswers(self, request, context):
+        """Judge answers to this site's own pairs, each asked as Ask is; hanging up ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Train(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -448,6 +460,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Evaluate,
                     request_deserializer=proto_dot_control__pb2.EvaluateRequest.FromString,
                     response_serializer=proto_dot_control__pb2.EvaluateProgress.SerializeToString,
+            ),
+            'EvaluateAnswers': grpc.unary_stream_rpc_method_handler(
+                    servicer.EvaluateAnswers,
+                    request_deserializer=proto_dot_control__pb2.EvaluateAnswersRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.EvaluateAnswersProgress.SerializeToString,
             ),
             'Train': grpc.unary_unary_rpc_method_handler(
                     servicer.Train,
@@ -942,6 +959,33 @@ class Control:
             '/hanse.control.v1.Control/Evaluate',
             proto_dot_control__pb2.EvaluateRequest.SerializeToString,
             proto_dot_control__pb2.EvaluateProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvaluateAnswers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/EvaluateAnswers',
+            proto_dot_control__pb2.EvaluateAnswersRequest.SerializeToString,
+            proto_dot_control__pb2.EvaluateAnswersProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,8 @@ class ControlStub:
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
     passages by then is kept.
     """
+    EvaluateAnswers: _grpc.UnaryStreamMultiCallable[_control_pb2.EvaluateAnswersRequest, _control_pb2.EvaluateAnswersProgress]
+    """Judge answers to this site's own pairs, each asked as Ask is; hanging up ends it."""
     Train: _grpc.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]
     StopTraining: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
@@ -118,6 +120,8 @@ class ControlAsyncStub(ControlStub):
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
     passages by then is kept.
     """
+    EvaluateAnswers: _aio.UnaryStreamMultiCallable[_control_pb2.EvaluateAnswersRequest, _control_pb2.EvaluateAnswersProgress]  # type: ignore[assignment]
+    """Judge answers to this site's own pairs, each asked as Ask is; hanging up ends it."""
     Train: _aio.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     StopTraining: _aio.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
@@ -265,6 +269,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
         passages by then is kept.
         """
+
+    @_abc_1.abstractmethod
+    def EvaluateAnswers(
+        self,
+        request: _control_pb2.EvaluateAnswersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.EvaluateAnswersProgress], _abc.AsyncIterator[_control_pb2.EvaluateAnswersProgress]]:
+        """Judge answers to this site's own pairs, each asked as Ask is; hanging up ends it."""
 
     @_abc_1.abstractmethod
     def Train(

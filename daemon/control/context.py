@@ -29,6 +29,7 @@ from daemon.personal.store import PersonalStore
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.driver import Driver
+from daemon.services.answer_evaluation import AnswerJudge, NothingToCompareError
 from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
@@ -87,6 +88,7 @@ class Services:
     personaliser: Personaliser
     folders: WatchedFolders
     originals: KeptOriginals
+    answers: AnswerJudge
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Calls(rpc.ControlServicer):
         try:
             return await work
         except _REFUSALS as refusal:
-            senseless = isinstance(refusal, QuestionRefusedError)
+            senseless = isinstance(refusal, QuestionRefusedError | NothingToCompareError)
             await refuse(context, str(refusal), senseless=senseless)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from config.recipes import RECIPES
 from daemon.control.context import Calls, Context, ServiceContext
+from daemon.evaluation.answers import LOWER_IS_BETTER
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
@@ -20,6 +21,7 @@ from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
+from daemon.services.answer_evaluation import AnswerEvaluation
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
@@ -186,6 +188,23 @@ class LearningCalls(Calls):
             result.facts.extend(facts)
         yield control.EvaluateProgress(step="done", result=result)
 
+    async def EvaluateAnswers(
+        self, request: control.EvaluateAnswersRequest, context: Context
+    ) -> AsyncIterator[control.EvaluateAnswersProgress]:
+        """Judge answers to this site's own pairs, step by step."""
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, AnswerEvaluation]:
+            return self._around.services.answers.judge(request.split, listener)
+
+        async with self._audited(context, "evaluate-answers") as recorded:
+            async with watched(begin, EvaluationProgress) as (steps, work):
+                async for step in steps:
+                    yield control.EvaluateAnswersProgress(**step._asdict())
+                judged = await self._answered(context, work)
+            recorded["questions"] = judged.questions
+        result = _answers_judged(judged, self._around.settings.retrieval.generator)
+        yield control.EvaluateAnswersProgress(step="done", result=result)
+
     async def LearningCurve(
         self, request: control.LearningCurveRequest, _context: Context
     ) -> control.LearningCurveReply:
@@ -234,6 +253,45 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
         fell_back=judged.fell_back,
         fell_back_because=judged.cause,
     )
+
+
+def _answers_judged(judged: AnswerEvaluation, generator: str) -> control.EvaluateAnswersReply:
+    return control.EvaluateAnswersReply(
+        questions=judged.questions,
+        without_answer=judged.without_answer,
+        unanswered=judged.unanswered,
+        split=judged.split,
+        generator=generator,
+        model_digest=judged.model_digest,
+        seconds=judged.seconds,
+        figures=_answer_figures(judged.figures),
+        by_label=[
+            control.LabelFigures(
+                label=one.label,
+                value=one.value,
+                questions=one.questions,
+                figures=_answer_figures(one.figures),
+            )
+            for one in judged.by_label
+        ],
+        missing=[
+            control.MissingFigure(metric=name, cause=cause)
+            for name, cause in judged.missing.items()
+        ],
+    )
+
+
+def _answer_figures(intervals: dict[str, Interval]) -> list[control.AnswerFigure]:
+    return [
+        control.AnswerFigure(
+            metric=metric,
+            mean=f.mean,
+            low=f.low,
+            high=f.high,
+            lower_is_better=metric in LOWER_IS_BETTER,
+        )
+        for metric, f in intervals.items()
+    ]
 
 
 def _figures(intervals: dict[str, dict[str, Interval]]) -> list[control.Figure]:

@@ -24,6 +24,7 @@ from daemon.library.readers.documents import (
     Kind,
     Pair,
     Place,
+    Reference,
     Span,
     Waiting,
 )
@@ -54,11 +55,19 @@ def parsed(
         else:
             documents.append(document)
     for told in request.pairs:
-        if fault := fault_of(pair := Pair(told.query, tuple(told.positives), told.split)):
+        if fault := fault_of(pair := _pair(told)):
             errors.append(fault)
         else:
             pairs.append(pair)
     return documents, pairs, errors
+
+
+def _pair(told: control.Pair) -> Pair:
+    known = None
+    if told.HasField("reference"):
+        said = told.reference
+        known = Reference(tuple(said.answers), said.qtype, said.reasoning)
+    return Pair(told.query, tuple(told.positives), told.split, known)
 
 
 def _other_folder(document_id: str, source: str, watched: Sequence[Folder]) -> Folder | None:
@@ -158,7 +167,10 @@ def document_message(document: Document) -> control.Document:
 
 def pair_message(pair: Pair) -> control.Pair:
     """A pair, as an ingest takes it."""
-    return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
+    known = None if pair.reference is None else control.Reference(**asdict(pair.reference))
+    return control.Pair(
+        query=pair.query, positives=pair.positives, split=pair.split, reference=known
+    )
 
 
 def passage_messages(

@@ -22,16 +22,16 @@ It lacks these, which are ours:
 dcg@k      sum over the right answers at ranks r <= k of 1 / log2(r + 1)
 idcg@k     the same of the best order there can be
 f1@k       harmonic mean of precision@k and recall@k, of each question
-acc@k      hit@k, under the name that FedE4RAG gives it
 em         the first R answers are exactly the R right ones
 avg_rank   rank of the first right answer; where none was found, one more than
            the answers that were ranked: a lower bound, so rank all of a corpus
            (or equally many) before comparing
 ========== ======================================================================
 
-``acc`` and ``em`` are named in FedE4RAG (section V-B) in words that its Table II
-doesn't follow: there Acc@1 is Pre@1 and Acc@10 is Hit@10, and EM is below Acc@1.
-The readings above fit both, its text and its tables.
+``em`` is named in FedE4RAG (section V-B) in words that its Table II doesn't follow:
+there EM is below Acc@1. The reading above fits both. Its Acc@k is none of these:
+by the text the share of the first k whose cosine is above a threshold that it
+doesn't give, by the table precision@1 and hit@10 (decision 0044).
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ def judge(
     scores = _from_library(answers, right, cutoffs)
     scores |= _ours(answers, right, cutoffs)
     for k in cutoffs:
-        scores[f"acc@{k}"] = scores[f"hit@{k}"]
         precision, recall = scores[f"precision@{k}"], scores[f"recall@{k}"]
         total = precision + recall
         scores[f"f1@{k}"] = 2 * precision * recall / np.where(total > 0, total, 1.0)

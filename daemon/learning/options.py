@@ -108,8 +108,8 @@ class EvaluationProgress(NamedTuple):
     """What an evaluation is at: its step, what is done of it and what there is in all.
 
     ``step``: "index" while it waits for one, "encoder" while passages are embedded as before
-    training, "cross-encoder" while that ranks what each question finds, "questions".
-    ``total`` is 0 where nothing is counted.
+    training, "cross-encoder" while that ranks what each question finds, "questions";
+    "answers" while each of them is answered. ``total`` is 0 where nothing is counted.
     """
 
     step: str

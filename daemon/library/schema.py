@@ -15,7 +15,7 @@ from daemon.library.catalogue.name_words import name_words
 from daemon.library.catalogue.originals import folder_of
 from daemon.state.folder import StateFolder
 
-_SCHEMA_VERSION = 5
+_SCHEMA_VERSION = 6
 _BUSY_MS = 30_000
 _MAPPED = 64 << 10  # bytes: twice what SQLite maps to share its log
 _WORDS = """
@@ -63,6 +63,16 @@ CREATE TABLE file_document (
 CREATE INDEX file_document_id ON file_document(document_id);
 """
 _PAIRS_OF = "CREATE INDEX pair_positive_document ON pair_positive(document_id);\n"
+# What of a pair is right is known of some; not in formats before 6.
+_REFERENCES = """
+ALTER TABLE pair ADD COLUMN qtype TEXT NOT NULL DEFAULT '';
+ALTER TABLE pair ADD COLUMN reasoning TEXT NOT NULL DEFAULT '';
+CREATE TABLE pair_answer (             -- to compare answers with; each is right
+  pair INTEGER NOT NULL REFERENCES pair(rowid) ON DELETE CASCADE,
+  position INTEGER NOT NULL, answer TEXT NOT NULL,
+  PRIMARY KEY (pair, position)
+) WITHOUT ROWID;
+"""
 _WAITING = """
 CREATE TABLE waiting (                 -- documents with pages that only OCR can read
   document_id TEXT PRIMARY KEY,        -- which need not be here: a scan may have no other page
@@ -157,7 +167,7 @@ CREATE TABLE pair_positive (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
-{_FEATURES_OF}{_REMOVAL}{_REWRITTEN}"""
+{_FEATURES_OF}{_REMOVAL}{_REWRITTEN}{_REFERENCES}"""
 
 
 # From format 1, which knew of no context, no place and no watched folder.
@@ -198,6 +208,7 @@ _STEPS = {
     2: f"{_LACKS} {_CATALOGUE} {_ENTER}",
     3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS} {_NEAR_DUPLICATES} {_NOTE_ALL}",
     4: f"{_REWRITTEN} {_FEATURES_OF}",
+    5: _REFERENCES,
 }
 
 

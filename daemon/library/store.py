@@ -399,6 +399,11 @@ class Library:
         with explained(self._path):
             return self._pairs.of_split(split)
 
+    def referenced(self, split: str) -> tuple[list[Pair], int]:
+        """As `QuestionPairs.referenced`."""
+        with explained(self._path):
+            return self._pairs.referenced(split)
+
     def changes(self) -> int:
         """Another number whenever somebody else has changed the library."""
         return int(self._rows("PRAGMA data_version", ())[0][0])

@@ -490,12 +490,12 @@ class Collection:
         cause = self._left_out.encode(errors="replace").decode()
         return [f"questions are ranked without the cross-encoder: {cause}"]
 
-    async def ask(self, question: str, top_k: int) -> Answered:
-        """Answer a question with the version that is open."""
+    async def ask(self, question: str, top_k: int, *, warn: bool = True) -> Answered:
+        """Answer a question with the version that is open; ``warn`` of how, where people ask."""
         answered = await self._with_open_version(
             lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
         )
-        self._left_out = answered.left_out
+        self._left_out = answered.left_out if warn else self._left_out
         return answered
 
     async def search(
@@ -517,9 +517,7 @@ class Collection:
         ``listener`` gets `EvaluationProgress`. Cancelled, it leaves what was embedded.
         """
         listener(EvaluationProgress("index"))
-        await self._settled.wait()
-        if self.last_error:
-            raise NotIndexedYet(self.last_error)
+        await self.until_settled()
         if self._spec.adapt != "head":  # its index is made without the encoder's own features
             listener(EvaluationProgress("encoder"))
             await self._embed(
@@ -542,6 +540,12 @@ class Collection:
             listener(at)
             if at.done == at.total:
                 return
+
+    async def until_settled(self) -> None:
+        """Wait for an index that is being made; raises NotIndexedYet where it can't be."""
+        await self._settled.wait()
+        if self.last_error:
+            raise NotIndexedYet(self.last_error)
 
     async def until_served(self, digest: bytes) -> None:
         """Wait until questions are answered with that version; raises NotIndexedYet."""

@@ -66,6 +66,7 @@ Action = Literal[
     "contribution",
     "drop-pairs",
     "evaluate",
+    "evaluate-answers",
     "evidence",
     "export",
     "forget-round",

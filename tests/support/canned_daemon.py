@@ -87,6 +87,8 @@ class CannedDaemon(ControlServicer):
             control.EvaluateProgress(step="questions"),
         ]
         self.judged: control.EvaluateReply | None = judged_retrieval()
+        self.judging: Iterable[control.EvaluateAnswersProgress] = judging_steps()
+        self.judged_answers: control.EvaluateAnswersReply | None = judged_answers()
         self.left = threading.Event()  # who built pairs, or evaluated, is gone
         self.breaks: list[control.AuditBreak] = []
         self.rounds = [committed_round(1), committed_round(2)]
@@ -327,6 +329,16 @@ class CannedDaemon(ControlServicer):
             self.judged.split = request.split or "test"
             yield control.EvaluateProgress(step="done", result=self.judged)
 
+    def EvaluateAnswers(
+        self, request: Any, context: Any
+    ) -> Iterator[control.EvaluateAnswersProgress]:
+        self._hear(request, context)
+        context.add_callback(self.left.set)
+        yield from self.judging
+        if self.judged_answers is not None:
+            self.judged_answers.split = request.split or "test"
+            yield control.EvaluateAnswersProgress(step="done", result=self.judged_answers)
+
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)
         context.add_callback(self.left.set)
@@ -418,6 +430,34 @@ def judged_retrieval() -> control.EvaluateReply:
         over_vanilla=[
             control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
         ],
+    )
+
+
+def judging_steps() -> list[control.EvaluateAnswersProgress]:
+    """Before and behind the questions."""
+    steps = [control.EvaluateAnswersProgress(step="answers", done=n, total=30) for n in (0, 30)]
+    return [control.EvaluateAnswersProgress(step="index"), *steps]
+
+
+def judged_answers() -> control.EvaluateAnswersReply:
+    """Four figures, of all answers and of those of one label; WordNet is not there."""
+    figures = [
+        control.AnswerFigure(metric=name, mean=mean, low=0.25, high=0.875)
+        for name, mean in (("answered", 0.75), ("token-f1", 0.5), ("rouge-1-f", 0.375))
+    ]
+    wer = control.AnswerFigure(metric="wer", mean=1.5, low=1.25, high=2, lower_is_better=True)
+    return control.EvaluateAnswersReply(
+        questions=30,
+        without_answer=12,
+        unanswered=7,
+        generator="extractive",
+        model_digest=DIGEST,
+        seconds=2.5,
+        figures=[*figures, wer],
+        by_label=[
+            control.LabelFigures(label="qtype", value="[b]cure", questions=9, figures=figures)
+        ],
+        missing=[control.MissingFigure(metric="meteor", cause="WordNet is not there")],
     )
 
 

@@ -95,6 +95,12 @@ class Corpus:
                     query=f"who looks after the {topic} of {site}?",
                     positives=[document],
                     split=split,
+                    reference=control.Reference(
+                        answers=[
+                            f"Its keeper {site[::-1]} does, ere frost takes the {topic} anew."
+                        ],
+                        qtype="keeper of things",
+                    ),
                 )
             )
         return corpus
@@ -105,6 +111,7 @@ class Corpus:
             *(d.title for d in self.documents),
             *(s for d in self.documents for s in d.text.split(". ")),
             *(p.query for p in self.pairs),
+            *(text for p in self.pairs for text in (*p.reference.answers, p.reference.qtype)),
         ]
 
 

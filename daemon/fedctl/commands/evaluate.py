@@ -1,9 +1,10 @@
-"""fedctl eval: the site's own held-out pairs, asked of four rankings; and their history."""
+"""fedctl eval: the site's own held-out pairs, asked of rankings, their history, and answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -27,12 +28,24 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import EvaluateProgress, EvaluateReply, LearningCurveReply
+    from proto.control_pb2 import (
+        AnswerFigure,
+        EvaluateAnswersProgress,
+        EvaluateAnswersReply,
+        EvaluateProgress,
+        EvaluateReply,
+        LearningCurveReply,
+    )
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer()
 
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
+SHOWN_OF_ANSWERS = (
+    *("answered", "cites-p", "cites-r", "em", "token-f1", "rouge-l-p", "rouge-l-r", "rouge-l-f"),
+    *("bleu", "chrf", "chrf++", "meteor", "meteor-stem", "cer", "wer"),
+)
+_SHOWN_OF_LABELS = ("cites-r", "token-f1", "rouge-l-f")
 # What the daemon names otherwise than people do; the rest is printed as it comes.
 _CALLED = {"bm25": "BM25", "dense": "this version"}
 _PLACES = {"avg_rank": 2}  # a rank has digits before the point
@@ -41,6 +54,7 @@ _STEPS = {
     "encoder": "passages embedded by the untrained encoder",
     "cross-encoder": "questions ranked by the cross-encoder",
     "questions": "asking",
+    "answers": "questions answered and scored",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -49,7 +63,7 @@ Metric = Annotated[
     typer.Option(
         metavar="NAME",
         help="Show this metric, e.g. map, em, avg_rank, precision@5; may be repeated; "
-        "'all' shows every one.",
+        "of answers e.g. rouge-1-f; 'all' shows every one.",
     ),
 ]
 
@@ -71,6 +85,14 @@ def evaluate(
             "site's own, where it answers with that.",
         ),
     ] = False,
+    answers: Annotated[
+        bool,
+        typer.Option(
+            "--answers",
+            help="Judge answers instead: those to pairs that say a right one, each asked as "
+            "`fedctl ask` asks it.",
+        ),
+    ] = False,
 ) -> None:
     """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
 
@@ -78,6 +100,9 @@ def evaluate(
     adapt = "lora" or "full" the first time embeds every passage by the untrained encoder:
     Ctrl-C ends it, and the next time goes on from there.
     """
+    if answers:
+        _show_answers(session, split, metric, history=history)
+        return
     if history:
         _show_history(session, split, metric)
         return
@@ -97,7 +122,13 @@ def evaluate(
     session.result(plain, lambda console: _show(console, reply, wanted))
 
 
-async def _evaluate(session: Session, split: str) -> EvaluateReply:
+@asynccontextmanager
+async def _asking(
+    session: Session,
+) -> AsyncIterator[
+    tuple[ControlAsyncStub, Callable[[EvaluateProgress | EvaluateAnswersProgress], None]]
+]:
+    """The daemon, and what shows the steps that it tells."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     bars = Progress(
@@ -112,7 +143,7 @@ async def _evaluate(session: Session, split: str) -> EvaluateReply:
 
     async with connected(socket_path(session)) as daemon, remarks(session) as now_at:
 
-        def watch(step: EvaluateProgress) -> None:
+        def watch(step: EvaluateProgress | EvaluateAnswersProgress) -> None:
             count = f"{step.done}/{step.total}" if step.total else ""
             total = step.total or None
             text = _STEPS.get(step.step, step.step)
@@ -120,7 +151,12 @@ async def _evaluate(session: Session, split: str) -> EvaluateReply:
             now_at(f"{text} {count}".strip())
 
         with bars:
-            return await judge(daemon, split, watch)
+            yield daemon, watch
+
+
+async def _evaluate(session: Session, split: str) -> EvaluateReply:
+    async with _asking(session) as (daemon, watch):
+        return await judge(daemon, split, watch)
 
 
 async def judge(
@@ -138,19 +174,25 @@ async def judge(
     async for step in daemon.Evaluate(EvaluateRequest(split=split)):
         watch(step)
     if not step.HasField("result"):
-        raise CommandError(
-            "the daemon stopped telling before it was done",
-            "`fedctl status` shows how it is; `fedctl eval` begins anew",
-            exit_code=Exit.UNREACHABLE,
-        )
+        raise _broken_off()
     return step.result
 
 
-def _wanted(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+def _broken_off() -> CommandError:
+    return CommandError(
+        "the daemon stopped telling before it was done",
+        "`fedctl status` shows how it is; `fedctl eval` begins anew",
+        exit_code=Exit.UNREACHABLE,
+    )
+
+
+def _wanted(
+    wanted: Sequence[str] | None, known: Sequence[str], shown: Sequence[str] = SHOWN
+) -> list[str]:
     """The metrics to show, of those there are; raises CommandError for one that isn't."""
     names = list(dict.fromkeys(known))
     if not wanted:
-        return [name for name in SHOWN if name in names]
+        return [name for name in shown if name in names]
     if "all" in wanted:
         return names
     for name in wanted:
@@ -210,6 +252,95 @@ def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
                 f"{gain.low:+.{places}f} to {gain.high:+.{places}f}" if gain else "",
             )
             first = False
+    return table
+
+
+# ---- answers --------------------------------------------------------------------------
+
+
+def _show_answers(
+    session: Session, split: str | None, metric: Sequence[str] | None, *, history: bool
+) -> None:
+    if history:
+        raise CommandError(
+            "no history is kept of answers",
+            "Leave out --history or --answers",
+            exit_code=Exit.USAGE,
+        )
+    try:
+        reply = run(_evaluate_answers(session, split or ""))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "given up; nothing was judged",
+            "`fedctl eval --answers` begins anew",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
+    wanted = _wanted(metric, [figure.metric for figure in reply.figures], SHOWN_OF_ANSWERS)
+    plain = as_plain(reply)
+    if metric:
+        for some in (plain, *plain["by_label"]):
+            some["figures"] = [one for one in some["figures"] if one["metric"] in wanted]
+    of_labels = wanted if metric else [name for name in _SHOWN_OF_LABELS if name in wanted]
+    session.result(plain, lambda console: _answers_shown(console, reply, wanted, of_labels))
+
+
+async def _evaluate_answers(session: Session, split: str) -> EvaluateAnswersReply:
+    from proto.control_pb2 import EvaluateAnswersProgress, EvaluateAnswersRequest
+
+    async with _asking(session) as (daemon, watch):
+        step = EvaluateAnswersProgress()
+        async for step in daemon.EvaluateAnswers(EvaluateAnswersRequest(split=split)):
+            watch(step)
+    if not step.HasField("result"):
+        raise _broken_off()
+    return step.result
+
+
+def _answers_shown(
+    console: Console, reply: EvaluateAnswersReply, wanted: Sequence[str], of_labels: Sequence[str]
+) -> None:
+    grid = facts()
+    learned = " (which is learned from: no measure of what was learned)"
+    for name, value in (
+        (
+            "questions",
+            f"{reply.questions}, of split {reply.split}{learned * (reply.split == 'train')}",
+        ),
+        ("left out", f"{reply.without_answer}, whose pairs say no right answer"),
+        ("no answer", f"{reply.unanswered}, which count as answered with nothing"),
+        ("generator", reply.generator),
+        ("model version", short(reply.model_digest.hex())),
+        ("took", duration(reply.seconds)),
+    ):
+        grid.add_row(name, plain_text(value))
+    console.print(grid)
+    table = columns("metric", ">mean", "95 %", "")
+    for name in wanted:
+        for f in reply.figures:
+            if f.metric == name:
+                table.add_row(name, *_with_interval(f), "less is better" * f.lower_is_better)
+    console.print(table)
+    if reply.by_label:
+        console.print(_labels_table(reply, of_labels))
+    for cause in dict.fromkeys(one.cause for one in reply.missing):
+        names = ", ".join(one.metric for one in reply.missing if one.cause == cause)
+        console.print(plain_text(f"Without {names}: {cause}."), soft_wrap=True)
+
+
+def _with_interval(f: AnswerFigure) -> tuple[str, str]:
+    return f"{f.mean:.3f}", f"{f.low:.3f}–{f.high:.3f}"
+
+
+def _labels_table(reply: EvaluateAnswersReply, wanted: Sequence[str]) -> Table:
+    """A line for each figure of each label that enough questions have."""
+    table = columns("label", "value", ">questions", "metric", ">mean", "95 %")
+    for one in reply.by_label:
+        head = (one.label, plain_text(one.value), str(one.questions))
+        for name in wanted:
+            for f in one.figures:
+                if f.metric == name:
+                    table.add_row(*head, name, *_with_interval(f))
+                    head = ("", plain_text(""), "")
     return table
 
 

@@ -71,7 +71,9 @@ def _document(document: Document) -> dict[str, Any]:
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
-    return {"query": pair.query, "positives": list(pair.positives), "split": pair.split}
+    plain = {"query": pair.query, "positives": list(pair.positives), "split": pair.split}
+    known = as_plain(pair.reference) if pair.HasField("reference") else {}
+    return plain | {name: value for name, value in known.items() if value}
 
 
 def checked_place(path: Path, *, replace: bool) -> Path:

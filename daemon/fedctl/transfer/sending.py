@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +244,18 @@ def _document(document: Document, naming: Naming) -> control_pb2.Document:
     return told
 
 
+def _pair(pair: Pair, naming: Naming) -> control_pb2.Pair:
+    from proto import control_pb2
+
+    known = None if pair.reference is None else control_pb2.Reference(**asdict(pair.reference))
+    return control_pb2.Pair(
+        query=pair.query,
+        positives=[naming.prefix + document_id for document_id in pair.positives],
+        split=pair.split,
+        reference=known,
+    )
+
+
 def _span(span: Span) -> control_pb2.Span:
     from proto import control_pb2
 
@@ -268,8 +280,7 @@ def _next_batch(
             batch.documents.append(document)
             size += document.ByteSize()
         elif isinstance(item, Pair):
-            named = [naming.prefix + document_id for document_id in item.positives]
-            pair = control_pb2.Pair(query=item.query, positives=named, split=item.split)
+            pair = _pair(item, naming)
             batch.pairs.append(pair)
             size += pair.ByteSize()
         elif item.lacks:

@@ -12,7 +12,10 @@ from typing import Final
 
 from daemon.library.readers.documents import (
     KINDS,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWERS,
     MAX_ID,
+    MAX_LABEL,
     MAX_PAGE,
     MAX_POSITIVES,
     MAX_QUERY_BYTES,
@@ -24,6 +27,7 @@ from daemon.library.readers.documents import (
     MAX_TITLE,
     Document,
     Pair,
+    Reference,
     Span,
 )
 
@@ -116,4 +120,19 @@ def _fault_of_pair(item: Pair) -> str:
         return f"a pair's document id has up to {MAX_ID} characters"
     if item.split not in _SPLITS:
         return f"a pair's split {item.split!r} is not train, valid or test"
+    fault = reference_fault(item.reference) if item.reference is not None else ""
+    return f"a pair's {fault}" if fault else ""
+
+
+def reference_fault(said: Reference) -> str:
+    """What of a reference is none, and what it may be; "" where all is in order."""
+    if len(said.answers) > MAX_ANSWERS:
+        return f"'answers' are up to {MAX_ANSWERS} texts"
+    if not all(answer.strip() for answer in said.answers):
+        return "'answers' has a blank one: leave it out"
+    if any(len(answer.encode()) > MAX_ANSWER_BYTES for answer in said.answers):
+        return f"'answers' has one longer than {MAX_ANSWER_BYTES >> 10} KiB: shorten it"
+    for key, label in (("qtype", said.qtype), ("reasoning", said.reasoning)):
+        if len(label) > MAX_LABEL or label != on_one_line(label):
+            return f"{key!r} has up to {MAX_LABEL} characters, on one line"
     return ""

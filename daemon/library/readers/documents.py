@@ -11,6 +11,7 @@ MAX_TEXT_BYTES = 16 << 20  # of a document or a text file; what one control mess
 MAX_LINE_BYTES = 48 << 20  # of records: a text as JSON writes it, and where its blocks lie
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
 MAX_SOURCE = 4096  # characters of a path
+MAX_ANSWERS, MAX_ANSWER_BYTES, MAX_LABEL = 20, 8 << 10, 64  # of a pair; a label in characters
 MAX_SPANS = 100_000  # blocks of a document
 MAX_TAGS, MAX_TAG = 50, 100  # of a document; characters of one
 _BETWEEN = "\n\n"  # blocks
@@ -106,12 +107,29 @@ def joined(blocks: Iterable[Block]) -> tuple[str, tuple[Span, ...]]:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What a site knows of a question's right answer, to compare answers with; it never leaves it.
+
+    Each of the ``answers`` is right. ``qtype`` and ``reasoning`` say what is asked for, and what
+    it takes to answer (FedE4RAG, section VI-E), in the site's own words; "": nothing is said.
+    """
+
+    answers: tuple[str, ...] = ()
+    qtype: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
 class Pair:
-    """A question and the ids of the documents that answer it."""
+    """A question and the ids of the documents that answer it.
+
+    ``reference``: None: nothing is said of it, and what is known stays.
+    """
 
     query: str
     positives: tuple[str, ...]
     split: str = "train"
+    reference: Reference | None = None
 
 
 def answer_of(document_id: str) -> str:

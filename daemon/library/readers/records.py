@@ -18,8 +18,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from daemon.library.readers import documents
-from daemon.library.readers.bounds import in_order, metadata_fault
+from daemon.library.readers.bounds import in_order, metadata_fault, on_one_line, reference_fault
 from daemon.library.readers.documents import (
+    MAX_ANSWERS,
     MAX_ID,
     MAX_POSITIVES,
     MAX_QUERY_BYTES,
@@ -28,6 +29,7 @@ from daemon.library.readers.documents import (
     FileProblem,
     Item,
     Pair,
+    Reference,
     Span,
 )
 from daemon.library.readers.reader import STEP, Refused, Source, cause_of, decoded, limited
@@ -46,6 +48,8 @@ _SPLITS = {
     "dev": "valid",
     "test": "test",
 }
+_LABELS = ("qtype", "reasoning")
+_OF_REFERENCES = ("answer", "answers", *_LABELS)
 _PAIRS = "pairs_"  # how the names of files begin that say a split
 _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
 
@@ -229,7 +233,24 @@ def _pair(record: dict[str, object], split_of_file: str) -> Pair:
     if not isinstance(positives, list) or not 0 < len(positives) <= MAX_POSITIVES:
         raise Refused(f"'positives' must be a list of 1 to {MAX_POSITIVES} document ids")
     ids = dict.fromkeys(limited("'positives'", _string("positives", x), MAX_ID) for x in positives)
-    return Pair(query, tuple(ids), _SPLITS[split])
+    return Pair(query, tuple(ids), _SPLITS[split], _reference(record))
+
+
+def _reference(record: dict[str, object]) -> Reference | None:
+    """None where the record says nothing of it: then what is known stays as it is."""
+    said = {key: record[key] for key in _OF_REFERENCES if record.get(key) is not None}
+    if not said:
+        return None
+    answers = said.get("answers", [])
+    if not isinstance(answers, list):
+        raise Refused("'answers' must be a list of texts; one alone may be called 'answer'")
+    answers = [said["answer"], *answers] if "answer" in said else answers
+    texts = (_string("answers", answer).strip() for answer in answers[: MAX_ANSWERS + 2])
+    qtype, reasoning = (on_one_line(_text(said, key, optional=True)) for key in _LABELS)
+    reference = Reference(tuple(dict.fromkeys(texts)), qtype, reasoning)
+    if fault := reference_fault(reference):
+        raise Refused(fault)
+    return reference
 
 
 def _text(record: dict[str, object], key: str, *, optional: bool = False) -> str:

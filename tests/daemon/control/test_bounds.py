@@ -177,12 +177,22 @@ def test_each_document_and_pair_has_its_bounds() -> None:
             control.Pair(query="q" * (MAX_QUERY_BYTES + 1), positives=["x"], split="train"),
             control.Pair(query="q" * MAX_QUERY_BYTES, positives=["x"], split="train"),
             control.Pair(query="q", positives=["x", "y" * (MAX_ID + 1)], split="train"),
+            *(
+                control.Pair(query="q", positives=["x"], split="test", reference=said)
+                for said in (
+                    control.Reference(answers=["x"] * 21),
+                    control.Reference(answers=["x" * ((8 << 10) + 1)]),
+                    control.Reference(answers=["x", " "]),
+                    control.Reference(qtype="q" * 65),
+                    control.Reference(reasoning="a\nb"),
+                )
+            ),
         ],
     )
     documents, pairs, errors = parsed(request)
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
-    assert len(errors) == 5 + len(LIES) + 3
+    assert len(errors) == 5 + len(LIES) + 3 + 5
     assert errors[2] == "document x: more than 100,000 spans: cut it"
 
 

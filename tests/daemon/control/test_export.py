@@ -21,7 +21,7 @@ from daemon.control.library import LibraryCalls
 from daemon.control.originals import OriginalCalls
 from daemon.fedctl.transfer.export import Exported, receive
 from daemon.fedctl.transfer.sending import Ingested, Naming, send
-from daemon.library.readers.documents import Block, Document, Pair, joined
+from daemon.library.readers.documents import Block, Document, Pair, Reference, joined
 from daemon.library.store import Library
 from daemon.rounds.driver import Driver
 from daemon.services.originals import KeptOriginals
@@ -51,8 +51,13 @@ DOCUMENTS = [
 ]  # fmt: skip
 PAIRS = [
     Pair("Which door?", ("house/door.pdf", "elsewhere/door"), "train"),
-    Pair("Welche Lampe?", ("house_2/lamp.txt",), "test"),
-    Pair("Which of both?", ("house_2/lamp.txt", "house/door.pdf"), "valid"),
+    Pair("Welche Lampe?", ("house_2/lamp.txt",), "test", Reference(('Die "rote".', "d\\"))),
+    Pair(
+        "Which of both?",
+        ("house_2/lamp.txt", "house/door.pdf"),
+        "valid",
+        Reference((), "choice", "Two things are compared"),
+    ),
     Pair("Which is still to come?", ("elsewhere/door",), "train"),
 ]
 

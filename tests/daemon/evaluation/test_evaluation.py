@@ -106,9 +106,6 @@ def test_every_metric_of_one_question_by_hand() -> None:
         "f1@1": 0,
         "f1@3": 1 / 3,
         "f1@5": 2 * (2 / 3) * (2 / 5) / (2 / 3 + 2 / 5),
-        "acc@1": 0,
-        "acc@3": 1,
-        "acc@5": 1,
         "dcg@1": 0,
         "dcg@3": 1 / math.log2(3),
         "dcg@5": 1 / math.log2(3) + 1 / math.log2(5),
@@ -146,7 +143,6 @@ def test_metrics_agree_with_one_another(cases: list[tuple[list[str], list[str]]]
     scores = judged.scores
     for k in (1, 5, 10):
         np.testing.assert_allclose(scores[f"dcg@{k}"] / scores[f"idcg@{k}"], scores[f"ndcg@{k}"])
-        np.testing.assert_array_equal(scores[f"acc@{k}"], scores[f"hit@{k}"])
         np.testing.assert_array_equal(scores[f"hit@{k}"] > 0, scores[f"recall@{k}"] > 0)
         np.testing.assert_array_equal(
             scores[f"mrr@{k}"],

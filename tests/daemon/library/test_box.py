@@ -34,7 +34,9 @@ TAKEN_OVER = """
     import ctypes, os, resource, signal, socket, stat, struct, time
     from pathlib import Path
     from daemon.library import files
-    from daemon.library.readers.documents import Attached, Block, Document, Pair, Span
+    from daemon.library.readers.documents import (
+        Attached, Block, Document, Pair, Reference, Span,
+    )
     from daemon.library.readers.reader import Reader
 
     def memory(source):
@@ -186,6 +188,9 @@ TAKEN_OVER = """
             "tag": Document("a", "", "x", tags=("t" * 101,)),
             "query": Pair("x" * (1 << 20), ("a",)),
             "positives": Pair("x", ("a",) * 5000),
+            "answers": Pair("x", ("a",), "test", Reference(("x",) * 21)),
+            "answer": Pair("x", ("a",), "test", Reference(("x" * 8193,))),
+            "qtype": Pair("x", ("a",), "test", Reference((), "x\\ny")),
         }[text]
 
     def flood(source):
@@ -523,7 +528,7 @@ def test_what_was_left_of_attached_files_is_gone_at_the_next_reading(
 def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
     names = []
     lies = ("text", "id", "spans", "page", "before", "query", "positives")
-    for what in (*lies, "author", "date", "language", "tags", "tag"):
+    for what in (*lies, "answers", "answer", "qtype", "author", "date", "language", "tags", "tag"):
         names.append(f"{what}.liar")
         (folder / names[-1]).write_text(what)
     told = list(boxed(folder, *names))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from daemon.library.files import SUFFIXES
 from daemon.library.readers import documents, records
-from daemon.library.readers.documents import Document, FileProblem, Pair, Span
+from daemon.library.readers.documents import Document, FileProblem, Pair, Reference, Span
 from proto import bounds
 from tests.daemon.library.unboxed import read
 
@@ -98,6 +98,26 @@ def test_a_pair_is_of_the_split_it_says_or_its_file_says(
     path = tmp_path / name
     path.write_text(json.dumps({"query": "Why?", "positives": ["a", "b", "a"], **record}))
     assert list(read(path)) == [Pair("Why?", ("a", "b"), split)]
+
+
+@pytest.mark.parametrize(
+    ("record", "reference"),
+    [
+        ({}, None),
+        ({"answer": None, "qtype": None}, None),
+        ({"answer": " Tar. "}, Reference(("Tar.",))),
+        ({"answers": ["Tar.", "Pitch.", "Tar."]}, Reference(("Tar.", "Pitch."))),
+        ({"answer": "Tar.", "answers": ["Pitch."]}, Reference(("Tar.", "Pitch."))),
+        ({"answers": []}, Reference()),
+        ({"qtype": "a  cause", "reasoning": "Numerical"}, Reference((), "a cause", "Numerical")),
+    ],
+)
+def test_a_pair_may_say_what_the_right_answer_is(
+    tmp_path: Path, record: dict[str, object], reference: Reference | None
+) -> None:
+    path = tmp_path / "pairs_test.jsonl"
+    path.write_text(json.dumps({"query": "Why?", "doc_id": "a", **record}))
+    assert list(read(path)) == [Pair("Why?", ("a",), "test", reference)]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +257,30 @@ def test_every_bad_file_gets_its_line_and_the_good_ones_are_read(tmp_path: Path)
         (
             json.dumps({"query": "q" * 16385, "doc_id": "a"}),
             "'query' is longer than 16 KiB: shorten it",
+        ),
+        (
+            '{"query": "q", "doc_id": "a", "answer": 24.26}',
+            "'answers' must hold text in quotes, not float",
+        ),
+        (
+            '{"query": "q", "doc_id": "a", "answers": {"text": ["x"]}}',
+            "'answers' must be a list of texts; one alone may be called 'answer'",
+        ),
+        (
+            '{"query": "q", "doc_id": "a", "answer": " "}',
+            "'answers' has a blank one: leave it out",
+        ),
+        (
+            json.dumps({"query": "q", "doc_id": "a", "answers": [str(n) for n in range(21)]}),
+            "'answers' are up to 20 texts",
+        ),
+        (
+            json.dumps({"query": "q", "doc_id": "a", "answer": "é" * 4097}),
+            "'answers' has one longer than 8 KiB: shorten it",
+        ),
+        (
+            json.dumps({"query": "q", "doc_id": "a", "qtype": "x" * 65}),
+            "'qtype' has up to 64 characters, on one line",
         ),
     ],
 )

@@ -20,7 +20,14 @@ from daemon.library.catalogue.name_words import name_words
 from daemon.library.contents import IngestCounts
 from daemon.library.file_notes import UNFINISHED, Stamp
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Block, Document, Waiting, joined
+from daemon.library.readers.documents import (
+    Block,
+    Document,
+    Pair,
+    Reference,
+    Waiting,
+    joined,
+)
 from daemon.library.schema import LibraryError, explained, transaction
 from daemon.library.store import Library
 from tests.daemon.state.test_versions import disk_of
@@ -165,6 +172,12 @@ def assert_as_format_2_was(library: Library) -> None:
     assert (handbook.spans[-1].page, handbook.spans[-1].place) == (3, (0.1, 0.2, 0.5, 0.75))
 
 
+FORMAT_5 = """
+DROP TABLE pair_answer;
+ALTER TABLE pair DROP COLUMN qtype;
+ALTER TABLE pair DROP COLUMN reasoning;
+PRAGMA user_version = 5;
+"""
 FORMAT_3 = """
 DROP INDEX feature_content;
 DROP INDEX query_feature_content;
@@ -187,13 +200,29 @@ def test_a_library_of_format_3_reads_again_what_waited_for_ocr(tmp_path: Path) -
     path = tmp_path / "library.sqlite3"
     Library.open(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FORMAT_3)
+        connection.executescript(FORMAT_5 + FORMAT_3)
     with Library.open(path) as library:
         notes = library.notes.of("papers")
         assert notes["scan.pdf"].stamp == UNFINISHED
         assert notes["scan.pdf"].digest == b"", "else it would be the same as before"
         assert notes["rope.pdf"].stamp == Stamp(9, 8, 7)
         assert library.counts().waiting == 0
+
+
+def test_pairs_of_format_5_are_kept_and_can_say_a_right_answer(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite3"
+    asked = Pair("What is rope of?", ("rope",), "test")
+    with Library.open(path) as library:
+        library.put_documents([Document("rope", "", "Of hemp.")], splitter=five_words())
+        library.put_pairs([asked])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FORMAT_5)
+    with Library.open(path) as library:
+        assert library.pairs("test") == [asked]
+        assert library.referenced("test") == ([], 1)
+        said = replace(asked, reference=Reference(("Hemp",), "matter"))
+        assert library.put_pairs([said]) == 0
+        assert library.referenced("test") == ([said], 0)
 
 
 def _killed(path: Path) -> None:
@@ -234,7 +263,7 @@ def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     Library.open(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 5: use the version"):
+    with pytest.raises(LibraryError, match="format 99, this program reads 6: use the version"):
         Library.open(path)
 
 
