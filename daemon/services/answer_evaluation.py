@@ -106,10 +106,9 @@ def _referenced(library: Library, split: str) -> tuple[str, list[Pair], int]:
         if pairs:
             return name, pairs, without
         there += without
-    of_these = f"of {there} pairs" if there > 1 else "of one pair" if there else "no pair"
+    none = f"none of {there:,} pairs" if there > 1 else "no pair"
     raise NothingToCompareError(
-        f"{of_these} of split {' or '.join(splits)} here, whose documents are in the library, "
-        f"{'none says' if there else 'and so none says'} what a right answer is: give pairs an "
+        f"{none} of split {' or '.join(splits)} here says what a right answer is: give pairs an "
         '"answer" (or several, as "answers") and ingest them again (docs/fedctl.md, An '
         "evaluation of answers)"
     )

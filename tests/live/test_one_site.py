@@ -21,7 +21,9 @@ import torch
 import transformers
 from PIL import Image
 
+from daemon.fedctl.demo.sites import BUNDLED
 from proto import control_pb2 as control
+from tests.benchmarks.answers.test_marked import ANSWERS
 from tests.daemon.learning.test_options import give_validation_pairs
 from tests.daemon.library.readers.pdf_files import HEIGHT, WIDTH, lines, made
 from tests.live.test_another_encoder import again
@@ -560,3 +562,85 @@ async def test_what_is_kept_stays_where_no_more_is(
     code, _, err = await fedctl(site, "documents", "original", "mast.pdf", "--out", out, "--force")
     assert (code, "fedd keeps none here" in err) == (1, True), err
     assert holding(b"quillon", site.folder / "state" / "originals") == set()
+
+
+# ---- answers, judged at home ---------------------------------------------------------------
+
+
+def with_marked_answers(folder: Path) -> int:
+    """A site's documents and test questions of the demo, right answers as a reader marked them."""
+    demo = BUNDLED / "ostrey"
+    marked = {
+        one["query"]: one
+        for one in map(json.loads, ANSWERS.read_text("utf-8").splitlines())
+        if one["site"] == "ostrey" and one["sentences"]
+    }
+    pairs = map(json.loads, (demo / "pairs_test.jsonl").read_text("utf-8").splitlines())
+    (folder / "documents.jsonl").write_bytes((demo / "documents.jsonl").read_bytes())
+    (folder / "pairs_test.jsonl").write_text(
+        "".join(
+            json.dumps(pair | {"answers": one["sentences"], "qtype": "marked"}) + "\n"
+            if (one := marked.get(pair["query"]))
+            else json.dumps(pair) + "\n"
+            for pair in pairs
+        ),
+        "utf-8",
+    )
+    return len(marked)
+
+
+async def test_answers_are_judged_as_people_get_them(site: LiveSite, tmp_path: Path) -> None:
+    marked = with_marked_answers(tmp_path)
+    assert json.loads(await shown(site, "ingest", str(tmp_path), "--json"))["problems"] == []
+    judged = json.loads(await shown(site, "eval", "--answers", "--json"))
+    of_the_corpus = sum(pair.split == "test" for pair in site.corpus.pairs)
+    assert (judged["split"], judged["questions"]) == ("test", marked + of_the_corpus)
+    assert (judged["without_answer"], judged["generator"]) == (40 - marked, "extractive")
+    assert judged["missing"] == [] or judged["missing"][0]["metric"] == "meteor"
+    labels = {one["value"]: one for one in judged["by_label"]}
+    assert labels["marked"]["questions"] == marked
+    found = {one["metric"]: one["mean"] for one in labels["marked"]["figures"]}
+    cited = 0
+    for line in (tmp_path / "pairs_test.jsonl").read_text("utf-8").splitlines():
+        pair = json.loads(line)
+        if "answers" in pair:
+            reply = await site.stub.Ask(control.AskRequest(question=pair["query"]), timeout=60)
+            cited += pair["doc_id"] in {one.document_id for one in reply.citations}
+    assert found["cites-r"] == pytest.approx(cited / marked)
+    assert 0.0 < found["rouge-l-f"] < 1.0
+    out = await shown(site, "documents", "export", "--out", str(tmp_path / "all.jsonl"), "--json")
+    assert json.loads(out)["documents"] >= 50
+    exported = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert sum(one.get("qtype") == "marked" for one in exported) == marked
+    audited = "".join(part.read_text() for part in (site.folder / "state/audit").iterdir())
+    assert '"evaluate-answers"' in audited
+    assert "marked" not in audited
+
+
+async def test_a_split_without_right_answers_is_told_how_to_get_them(site: LiveSite) -> None:
+    code, out, err = await fedctl(site, "eval", "--answers", "--split", "valid")
+    assert (code, out) == (2, "")
+    assert "of split valid here" in err
+    assert 'give pairs an "answer"' in err
+
+
+async def test_an_evaluation_of_answers_that_is_given_up_asks_no_more(site: LiveSite) -> None:
+    judging = await started(site, "eval", "--answers", "--split", "train")
+    entries = site.folder / "state" / "audit"
+
+    def said(outcome: str) -> int:
+        lines = "".join(part.read_text() for part in entries.iterdir()).splitlines()
+        asked = [one for one in map(json.loads, lines) if one["action"] == "evaluate-answers"]
+        return sum(one["outcome"] == outcome for one in asked)
+
+    before = said("begun")
+    async with asyncio.timeout(60):
+        while said("begun") == before:
+            await asyncio.sleep(0.01)
+    judging.send_signal(signal.SIGINT)
+    await asyncio.wait_for(judging.wait(), 60)
+    assert judging.returncode in (130, 0), "it may have been done by then"
+    async with asyncio.timeout(60):
+        while said("begun") != said("done") + said("refused or failed"):
+            await asyncio.sleep(0.01)
+    assert json.loads(await shown(site, "ask", "who?", "--json"))["question"] == "who?"

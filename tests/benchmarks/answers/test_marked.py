@@ -18,6 +18,7 @@ from typing import Any
 from daemon.fedctl.demo.sites import BUNDLED
 
 HERE = Path(__file__).parent
+ANSWERS = HERE / "answers.jsonl"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_marked_sentences_stand_in_a_right_document_of_their_question() -> None:
-    marked = read(HERE / "answers.jsonl")
+    marked = read(ANSWERS)
     assert len({(one["site"], one["query"]) for one in marked}) == 100
     for one in marked:
         pairs = read(BUNDLED / one["site"] / "pairs_test.jsonl")

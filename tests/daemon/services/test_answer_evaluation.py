@@ -130,7 +130,7 @@ async def test_where_no_pair_says_a_right_answer_it_is_said_how(
     with pytest.raises(NothingToCompareError, match="no pair of split test or valid here"):
         await judge.judge("")
     await site.ingest([], [pair("pump", "test"), pair("lamp", "test", qtype="who")])
-    with pytest.raises(NothingToCompareError, match=r'of 2 pairs .* give pairs an "answer"'):
+    with pytest.raises(NothingToCompareError, match=r'none of 2 pairs .* give pairs an "answer"'):
         await judge.judge("test")
     await site.ingest([], [pair("kiln", "valid", "Somebody")])
     assert (await judge.judge("")).split == "valid"
