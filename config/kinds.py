@@ -25,6 +25,7 @@ _WRITER_URL = re.compile(
 _INDEX_ADDRESS = re.compile(
     r"https://[\w.-]{1,253}:\d{1,5}|http://(localhost|127(\.\d{1,3}){3}):\d{1,5}", re.ASCII
 )
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]", re.ASCII)
 _BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
 
 
@@ -201,6 +202,11 @@ def _as_folders(value: object) -> dict[str, Path]:
                     f"take out one of {name} and {other}: files would be read twice",
                 )
     return folders
+
+
+def on_this_machine(bind: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    return _LOOPBACK.fullmatch(bind.rpartition(":")[0]) is not None
 
 
 def available_cores() -> int:

@@ -19,10 +19,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from config.kinds import RULES, RULES_ON_VALUES
+from config.kinds import RULES, RULES_ON_VALUES, on_this_machine
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
     SECTIONS,
+    ControlSettings,
+    GatewaySettings,
     IndexSettings,
     LearningSettings,
     LibrarySettings,
@@ -270,6 +272,9 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
     index = sections.get("index")
     if isinstance(index, IndexSettings):
         yield from _index_problems(index)
+    gateway = sections.get("gateway")
+    if isinstance(gateway, GatewaySettings):
+        yield from _gateway_problems(gateway, sections.get("control"))
     privacy = sections.get("privacy")
     if isinstance(privacy, PrivacySettings):
         yield from _privacy_problems(privacy, training)
@@ -339,6 +344,30 @@ def _index_problems(index: IndexSettings) -> Iterator[Problem]:
             _toml(index.ca_file),
             "nothing",
             'remove it, or write "https://" in uri',
+        )
+
+
+def _gateway_problems(gateway: GatewaySettings, control: Section | None) -> Iterator[Problem]:
+    """Tokens and answers in the clear on a network, and a way around tokens."""
+    certificate, key = gateway.tls_certificate, gateway.tls_key
+    if (certificate is None) != (key is None):
+        lacking = "tls_certificate" if certificate is None else "tls_key"
+        remedy = "name both files, or neither and listen on this machine alone"
+        yield Problem(f"gateway.{lacking}", "nothing", "both or neither of the two", remedy)
+    elif certificate is None and not on_this_machine(gateway.listen):
+        yield Problem(
+            "gateway.listen",
+            _toml(gateway.listen),
+            'an address of this machine alone, as "127.0.0.1:8080", without tls_certificate',
+            "name tls_certificate and tls_key: tokens and answers must not cross a network in the "
+            "clear",
+        )
+    if isinstance(control, ControlSettings) and gateway.socket == control.socket:
+        yield Problem(
+            "gateway.socket",
+            _toml(gateway.socket),
+            "another path than control.socket",
+            "choose one in a folder of its own: who reaches that one administers the site",
         )
 
 

@@ -104,6 +104,21 @@ class ControlSettings(Section):
     group: GroupName | None = None  # None: the daemon's
 
 
+class GatewaySettings(Section):
+    """``[gateway]``: what people's programs ask of this site with tokens, over HTTP (`fedgate`).
+
+    `fedd` reads the first three, `fedgate` all but the group.
+    """
+
+    enabled: bool = False
+    socket: SocketPath = control_socket.QUESTIONS_PATH
+    group: GroupName | None = None  # None: the daemon's
+    listen: Bind = "127.0.0.1:8080"
+    tls_certificate: FilePath | None = None
+    tls_key: FilePath | None = None
+    requests: int = Field(16, ge=1, le=1000)
+
+
 @planned("encoder")
 class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen by its config
     """``[retriever]``: the encoder and how it is adapted; equal at all sites."""
@@ -280,6 +295,7 @@ class Settings(Section):
     network: NetworkSettings
     limits: LimitsSettings
     control: ControlSettings
+    gateway: GatewaySettings
     retriever: RetrieverSettings
     next_retriever: NextRetrieverSettings
     library: LibrarySettings

@@ -2,8 +2,8 @@
 
 One asyncio process. It starts in an order in which nothing is promised before
 it can be kept: settings, the state folder's lock, identity and manifest, the port and
-the control socket's place (refused at once if wrong), the retriever's description,
-durable state, peers, the control socket, and only then READY.
+the sockets' places (refused at once if wrong), the retriever's description,
+durable state, peers, the sockets, and only then READY.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from crypto.identity.keys import IdentityError
 from crypto.quantize import CryptoError
 from daemon.answering.generators import GENERATORS
 from daemon.control.context import ProcessFigures, ServiceContext, Services
-from daemon.control.socket import ControlError, ControlSocket
+from daemon.control.socket import SocketError
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials
@@ -61,15 +61,18 @@ from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
-from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
+from daemon.state.tokens import TokenError, Tokens
 from daemon.wiring import (
     Retrievers,
+    Sockets,
     Workers,
     answering_options,
+    change_retriever,
+    first_version,
     limits_of,
     named_in_force,
     protocol_of,
@@ -102,7 +105,8 @@ _REFUSALS = (
     StoreError,
     AuditError,
     LedgerError,
-    ControlError,
+    TokenError,
+    SocketError,
     ListenError,
     LearningError,
     LibraryError,
@@ -143,8 +147,8 @@ class Daemon:
     async def _serve(self, stack: AsyncExitStack) -> None:
         log.info("starting", site=self._membership.identity.site_id)
         check_free(self._settings.network.bind)
-        control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-        await control.check()
+        sockets = Sockets(self._settings)
+        await sockets.check()
         workers = Workers.of(self._settings.workers.threads)
         stack.push_async_callback(workers.stop)
         if faults := os.environ.get(faultpoints.VARIABLE):
@@ -180,7 +184,7 @@ class Daemon:
                 ),
             ]
             await running.wait()
-            driver.collection.adopt(await self._first_version(driver, workers.learning))
+            driver.collection.adopt(await first_version(driver, workers.learning, self._spec))
             tasks.append(group.create_task(_train_when_embedded(driver)))
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
@@ -191,9 +195,11 @@ class Daemon:
             )
             tasks.append(group.create_task(self._spread(driver, transport, audit)))
             tasks.append(group.create_task(watch.run()))
-            around = self._context(driver, workers, audit, curve, personaliser, retrievers)
-            await control.start(around)
-            stack.push_async_callback(control.stop)
+            services = self._make_services(driver, workers, audit, curve, personaliser)
+            around = await self._context(driver, workers, audit, services, retrievers.coming)
+            stack.callback(around.tokens.close)
+            stack.push_async_callback(sockets.stop)
+            await sockets.start(around)
             tasks.append(group.create_task(around.services.folders.run()))
             self._ready = True
             self._notifier.ready(self._line(driver))
@@ -203,15 +209,6 @@ class Daemon:
             log.info("stopping")
             for task in tasks:
                 task.cancel()
-
-    async def _first_version(self, driver: Driver, learning: Worker) -> bytes:
-        """What answers as soon as it is indexed, until a round commits the next version."""
-        newest = await driver.catch_up.newest_ours(driver.protocol.durable.head_digest)
-        if newest:
-            return newest
-        return await learning.run(
-            learning_jobs.write_initial_version, self._spec, self._state.versions
-        )
 
     async def _spread(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
         """Take newer manifests from peers, and do what a reload does."""
@@ -323,7 +320,7 @@ class Daemon:
         spec, described = retrievers.spec, retrievers.described
         await asyncio.to_thread(sweep, state.root)
         if wanted is not None and wanted.digest == retrievers.name.digest:
-            await asyncio.to_thread(_change_retriever, store, state, wanted)
+            await asyncio.to_thread(change_retriever, store, state, wanted)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
@@ -425,17 +422,16 @@ class Daemon:
         audit.tell_head("the audit log goes on")
         return audit
 
-    def _context(
+    def _make_services(
         self,
         driver: Driver,
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
-        retrievers: Retrievers,
-    ) -> ServiceContext:
+    ) -> Services:
         pairs, library = self._make_pairs(driver, workers), self._settings.library
-        services = Services(
+        return Services(
             pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
@@ -454,12 +450,22 @@ class Daemon:
             ),
             originals=KeptOriginals(driver.collection, workers.learning, library.keep_originals),
         )
+
+    async def _context(
+        self,
+        driver: Driver,
+        workers: Workers,
+        audit: AuditLog,
+        services: Services,
+        coming: NamedRetriever | None,
+    ) -> ServiceContext:
         return ServiceContext(
             driver=driver,
             settings=self._settings,
-            coming=retrievers.coming,
+            coming=coming,
             personal=PersonalStore(self._state.personal, driver.shapes.digest),
             audit=audit,
+            tokens=await asyncio.to_thread(Tokens, self._state.tokens),
             services=services,
             process=ProcessFigures(self._lag, workers.all, self._started),
         )
@@ -535,15 +541,6 @@ async def _train_when_embedded(driver: Driver) -> None:
     if not driver.collection.embedded.is_set():
         await driver.collection.embedded.wait()
         await driver.readiness.refresh()
-
-
-def _change_retriever(store: Store, state: StateFolder, wanted: NamedRetriever) -> None:
-    """Train with what the manifest in force names, if this site has trained with another."""
-    if store.retriever in (b"", wanted.digest):
-        return
-    log.info("another encoder is in force", retriever=str(wanted))
-    state.residual.unlink(missing_ok=True)  # of updates of the other one
-    store.change_retriever(wanted.digest)
 
 
 def _traffic(transport: Transport) -> tuple[int, int]:

@@ -19,12 +19,16 @@ from config.settings import (
     Settings,
 )
 from daemon.answering.options import AnsweringOptions
+from daemon.control.context import ServiceContext
+from daemon.control.socket import ADMINISTRATION, ServiceSocket
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
+from daemon.questions.service import QUESTIONS
+from daemon.rounds.driver import Driver
 from daemon.services.indexes import StandIn
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
@@ -56,6 +60,30 @@ _FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever set
 # What the learning and the answering worker need; and this module, which every process
 # that multiprocessing starts imports again as its main one.
 _IMPORTED_ONCE = ("daemon.main", "daemon.learning.retriever.retriever", "daemon.jobs.answering")
+
+
+class Sockets:
+    """The daemon's Unix sockets: fedctl's, and where the settings say so that of questions."""
+
+    def __init__(self, settings: Settings) -> None:
+        control, gateway = settings.control, settings.gateway
+        self._sockets = [ServiceSocket(ADMINISTRATION, control.socket, control.group)]
+        if gateway.enabled:
+            self._sockets.append(ServiceSocket(QUESTIONS, gateway.socket, gateway.group))
+
+    async def check(self) -> None:
+        """Whether they can be made; raises SocketError."""
+        for one in self._sockets:
+            await one.check()
+
+    async def start(self, around: ServiceContext) -> None:
+        """Serve. Raises SocketError."""
+        for one in self._sockets:
+            await one.start(around)
+
+    async def stop(self) -> None:
+        """Let nobody in any more, and end what is under way."""
+        await asyncio.gather(*(one.stop() for one in self._sockets))
 
 
 @dataclass(frozen=True)
@@ -209,6 +237,24 @@ def _newest_indexed(state: StateFolder, spec: RetrieverSpec, shape_digest: bytes
         if indexed and is_sound(state.versions, digest, shape_digest):
             return StandIn(spec, digest)
     return None
+
+
+async def first_version(driver: Driver, learning: Worker, spec: RetrieverSpec) -> bytes:
+    """What answers as soon as it is indexed, until a round commits the next version."""
+    newest = await driver.catch_up.newest_ours(driver.protocol.durable.head_digest)
+    if newest:
+        return newest
+    versions = driver.collection.versions
+    return await learning.run(learning_jobs.write_initial_version, spec, versions)
+
+
+def change_retriever(store: Store, state: StateFolder, wanted: NamedRetriever) -> None:
+    """Train with what the manifest in force names, if this site has trained with another."""
+    if store.retriever in (b"", wanted.digest):
+        return
+    log.info("another encoder is in force", retriever=str(wanted))
+    state.residual.unlink(missing_ok=True)  # of updates of the other one
+    store.change_retriever(wanted.digest)
 
 
 def named_in_force(store: Store, membership: Membership) -> NamedRetriever | None:

@@ -6,13 +6,14 @@ refuse, `config` what an operator may choose, `fedctl` what it offers.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor, EnumValueDescriptor, FieldDescriptor
 
-from proto import bounds_pb2, control_pb2, federation_pb2
+from proto import bounds_pb2, control_pb2, federation_pb2, questions_pb2
 from proto.bounds_pb2 import Bounds, ModeTraits
 
 
@@ -49,13 +50,13 @@ def sites_needed(rule: str, f: int, *, encrypted: bool = True) -> int:
 
 
 def fields_of(message: str) -> Mapping[str, FieldDescriptor]:
-    """The fields of a message by name: between sites, or of what fedctl asks.
+    """The fields of a message by name: between sites, of what fedctl asks, or people's programs.
 
-    KeyError for one that there is not. No name is in both.
+    KeyError for one that there is not. No name is in two of them.
     """
-    between = federation_pb2.DESCRIPTOR.message_types_by_name
-    asked = control_pb2.DESCRIPTOR.message_types_by_name
-    return (between if message in between else asked)[message].fields_by_name
+    files = (federation_pb2, control_pb2, questions_pb2)
+    of_each = [file.DESCRIPTOR.message_types_by_name for file in files]
+    return ChainMap(*of_each)[message].fields_by_name
 
 
 def of(message: str, name: str) -> Bounds:

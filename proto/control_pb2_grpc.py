@@ -179,6 +179,21 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.PersonaliseProgress.FromString,
                 _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/hanse.control.v1.Control/CreateToken',
+                request_serializer=proto_dot_control__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.CreateTokenReply.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/hanse.control.v1.Control/ListTokens',
+                request_serializer=proto_dot_control__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListTokensReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/hanse.control.v1.Control/RevokeToken',
+                request_serializer=proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.RevokeTokenReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -378,6 +393,26 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateToken(self, request, context):
+        """A token for people's programs, which ask through the gateway (questions.proto). It is told once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """From the next call on it is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -525,6 +560,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Personalise,
                     request_deserializer=proto_dot_control__pb2.PersonaliseRequest.FromString,
                     response_serializer=proto_dot_control__pb2.PersonaliseProgress.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=proto_dot_control__pb2.CreateTokenRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.CreateTokenReply.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=proto_dot_control__pb2.ListTokensRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListTokensReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=proto_dot_control__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.RevokeTokenReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1310,6 +1360,87 @@ class Control:
             '/hanse.control.v1.Control/Personalise',
             proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
             proto_dot_control__pb2.PersonaliseProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/CreateToken',
+            proto_dot_control__pb2.CreateTokenRequest.SerializeToString,
+            proto_dot_control__pb2.CreateTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListTokens',
+            proto_dot_control__pb2.ListTokensRequest.SerializeToString,
+            proto_dot_control__pb2.ListTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/RevokeToken',
+            proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
+            proto_dot_control__pb2.RevokeTokenReply.FromString,
             options,
             channel_credentials,
             insecure,

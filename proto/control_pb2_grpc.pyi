@@ -89,6 +89,11 @@ class ControlStub:
     """Fit what is this site's own of the model to its pairs, for the version that answers; to
     hang up gives it up, and nothing has changed then.
     """
+    CreateToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.CreateTokenRequest, _control_pb2.CreateTokenReply]
+    """A token for people's programs, which ask through the gateway (questions.proto). It is told once."""
+    ListTokens: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]
+    RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]
+    """From the next call on it is refused."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -145,6 +150,11 @@ class ControlAsyncStub(ControlStub):
     """Fit what is this site's own of the model to its pairs, for the version that answers; to
     hang up gives it up, and nothing has changed then.
     """
+    CreateToken: _aio.UnaryUnaryMultiCallable[_control_pb2.CreateTokenRequest, _control_pb2.CreateTokenReply]  # type: ignore[assignment]
+    """A token for people's programs, which ask through the gateway (questions.proto). It is told once."""
+    ListTokens: _aio.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]  # type: ignore[assignment]
+    RevokeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]  # type: ignore[assignment]
+    """From the next call on it is refused."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -372,5 +382,28 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """Fit what is this site's own of the model to its pairs, for the version that answers; to
         hang up gives it up, and nothing has changed then.
         """
+
+    @_abc_1.abstractmethod
+    def CreateToken(
+        self,
+        request: _control_pb2.CreateTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CreateTokenReply, _abc.Awaitable[_control_pb2.CreateTokenReply]]:
+        """A token for people's programs, which ask through the gateway (questions.proto). It is told once."""
+
+    @_abc_1.abstractmethod
+    def ListTokens(
+        self,
+        request: _control_pb2.ListTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListTokensReply, _abc.Awaitable[_control_pb2.ListTokensReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RevokeToken(
+        self,
+        request: _control_pb2.RevokeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.RevokeTokenReply, _abc.Awaitable[_control_pb2.RevokeTokenReply]]:
+        """From the next call on it is refused."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

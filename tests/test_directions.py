@@ -21,6 +21,7 @@ ORDER = {
         for room in (
             "main.py",
             "wiring.py",
+            "questions",
             "control",
             "rounds",
             "services",

@@ -67,6 +67,8 @@ HOMES = {
         "peers/link/",
         "daemon/control/context.py",
         "daemon/control/socket.py",
+        "daemon/questions/",
+        "daemon/gateway/",
         "daemon/fedctl/",
     ),
 }

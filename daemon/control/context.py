@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -41,12 +41,14 @@ from daemon.services.personaliser import Personaliser
 from daemon.state.audit import Action, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.privacy_ledger import LedgerError
+from daemon.state.tokens import TokenError, TokenRefused, Tokens
 from peers.rounds.runs import RunRefused
 from peers.wire.bounds import Rule, rule_for
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import NamedRetriever
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
+from proto import questions_pb2 as questions
 from proto.bounds import bounds_of
 
 _REFUSALS = (
@@ -57,14 +59,13 @@ _REFUSALS = (
     LearningError,
     LibraryError,
     LedgerError,
+    TokenError,
+    TokenRefused,
     WorkerCrashed,
     ChangeUnderWay,
     SilentError,
 )
-_KINDS: dict[str, Descriptor] = {
-    method.name: method.input_type
-    for method in control.DESCRIPTOR.services_by_name["Control"].methods
-}
+CONTROL: ServiceDescriptor = control.DESCRIPTOR.services_by_name["Control"]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 # The fields that say their bounds; the size of a message bounds the rest.
@@ -74,7 +75,8 @@ _RULES: dict[str, dict[str, Rule]] = {
         for field in message.fields
         if bounds_of(field).ByteSize()
     }
-    for name, message in control.DESCRIPTOR.message_types_by_name.items()
+    for file in (control, questions)
+    for name, message in file.DESCRIPTOR.message_types_by_name.items()
 }
 
 
@@ -112,6 +114,7 @@ class ServiceContext:
     coming: NamedRetriever | None
     personal: PersonalStore
     audit: AuditLog
+    tokens: Tokens
     services: Services
     process: ProcessFigures
 
@@ -168,6 +171,9 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
     Of a stream each request when its method reads it; the method judges documents and pairs.
     """
 
+    def __init__(self, service: ServiceDescriptor = CONTROL) -> None:
+        self._kinds = {method.name: method.input_type for method in service.methods}
+
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
@@ -176,7 +182,7 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
         if handler is None:  # unknown to grpc, too
             return handler
 
-        kind = _KINDS[handler_call_details.method.rpartition("/")[2]]
+        kind = self._kinds[handler_call_details.method.rpartition("/")[2]]
 
         async def answered(raw: bytes, context: Context) -> Any:
             return await handler.unary_unary(await _checked(kind, raw, context), context)

@@ -1,4 +1,4 @@
-"""Who knocks at the control socket: the kernel says so (SO_PEERCRED, unix(7)).
+"""Who knocks at a socket of the daemon: the kernel says so (SO_PEERCRED, unix(7)).
 
 grpc tells a service nothing about the other end of a Unix socket. So the socket that
 people connect to is ours; each connection is asked for its user and then carried,
@@ -72,7 +72,7 @@ class PeerCredentials:
                 group.create_task(_carry(reader, inner))
                 group.create_task(_carry(answers, writer))
         except (OSError, asyncio.CancelledError) as error:
-            log.debug("a visit at the control socket ended", cause=str(error))
+            log.debug("a visit at a socket ended", cause=str(error))
         finally:
             writer.transport.abort()
             if inner is not None:
@@ -87,7 +87,7 @@ class PeerCredentials:
             # Somebody has cleared the temporary folder: without this nobody would be let in
             # until the daemon is started again.
             if self._folder is not None and door.parent == self._folder.path:
-                log.warning("the control socket's own folder is gone: made anew", gone=str(door))
+                log.warning("a socket's own folder is gone: made anew", gone=str(door))
                 self._folder.cleanup()
                 self._folder, self._doors = TemporaryFolder(), {}
             return await asyncio.open_unix_connection(await self._door(uid))
@@ -109,7 +109,7 @@ class PeerCredentials:
         if now >= self._crowding.get(uid, -math.inf) + _SAID_AGAIN_AFTER_S:
             self._crowding[uid] = now
             log.warning(
-                "a user of fedctl has as many connections open as one may have; more are refused",
+                "a user of a socket has as many connections open as one may have; more are refused",
                 uid=uid,
                 most=_OPEN_AT_ONCE,
             )
@@ -120,7 +120,7 @@ class PeerCredentials:
         except Exception as error:
             # Tried again at the next visit: descriptors or disk may have been short.
             del self._doors[uid]
-            log.warning("a user of fedctl cannot be served now", uid=uid, cause=str(error))
+            log.warning("a user of a socket cannot be served now", uid=uid, cause=str(error))
             raise OSError(str(error)) from error
         return path
 

@@ -11,10 +11,11 @@ from daemon.control.learning import LearningCalls
 from daemon.control.library import LibraryCalls
 from daemon.control.originals import OriginalCalls
 from daemon.control.status import StatusCalls
+from daemon.control.tokens import TokenCalls
 from daemon.control.training import TrainingCalls
 
 
 class ControlService(  # its method names are control.proto's
-    TrainingCalls, LibraryCalls, OriginalCalls, LearningCalls, StatusCalls
+    TrainingCalls, LibraryCalls, OriginalCalls, LearningCalls, StatusCalls, TokenCalls
 ):
     """Answers one user's fedctl; every method is thin over the driver and the services."""

@@ -1,7 +1,8 @@
-"""The control socket: a Unix socket of this machine, and a server for each user who comes.
+"""The daemon's Unix sockets: mode 0660, a group, and a server for each user who comes.
 
-Its mode (0660) and group are the whole access control: whoever may write to it may
-administer the site (daemon/control/context.py). It is never on a network.
+Of the control socket these are the whole access control: whoever may write to it may
+administer the site (daemon/control/context.py). That of questions (daemon/questions/) asks for
+a token, too. Neither is ever on a network.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import grp
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 
 from config import control_socket
-from daemon.control.context import ServiceContext, WithinBounds
+from daemon.control.context import CONTROL, ServiceContext, WithinBounds
 from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
@@ -29,14 +32,38 @@ from proto import control_pb2_grpc as rpc
 _KNOCKING_S = 5.0  # where as many wait as may, the next one would for ever
 
 
-class ControlError(Exception):
-    """The control socket can't be served; the text says why and what to do."""
+class SocketError(Exception):
+    """A socket can't be served; the text says why and what to do."""
 
 
-class ControlSocket:
-    """The Unix socket, and a server for each user who comes."""
+@dataclass(frozen=True)
+class Offer:
+    """What is answered at a socket. ``section``: of the settings, which names path and group.
 
-    def __init__(self, path: Path, group: str | None) -> None:
+    ``add``: puts the service for a user (``uid:N``) on a server; ``most_bytes``: of a request.
+    """
+
+    what: str
+    section: str
+    service: ServiceDescriptor
+    add: Callable[[ServiceContext, str, grpc.aio.Server], None]
+    most_bytes: int
+
+
+def _add_control(around: ServiceContext, user: str, server: grpc.aio.Server) -> None:
+    rpc.add_ControlServicer_to_server(ControlService(around, user), server)
+
+
+ADMINISTRATION = Offer(
+    "control socket", "control", CONTROL, _add_control, control_socket.MESSAGE_BYTES
+)
+
+
+class ServiceSocket:
+    """A Unix socket, and a server for each user who comes."""
+
+    def __init__(self, offer: Offer, path: Path, group: str | None) -> None:
+        self._offer = offer
         self._path = path
         self._group = group
         self._around: ServiceContext | None = None
@@ -44,14 +71,14 @@ class ControlSocket:
         self._servers: list[grpc.aio.Server] = []
 
     async def check(self) -> None:
-        """Whether it can be made, long before it is: nobody else serves there. ControlError."""
+        """Whether it can be made, long before it is: nobody else serves there. SocketError."""
         with self._telling():
             await asyncio.to_thread(_clear, self._path)
             if self._group is not None:
                 grp.getgrnam(self._group)
 
     async def start(self, around: ServiceContext) -> None:
-        """Serve. Raises ControlError when the socket can't be made."""
+        """Serve. Raises SocketError when the socket can't be made."""
         await self.check()
         self._around = around
         with self._telling():
@@ -70,24 +97,24 @@ class ControlSocket:
         try:
             yield
         except (OSError, LookupError) as error:
-            raise ControlError(
-                f"cannot serve the control socket {self._path}: {error}; "
-                "check [control] socket and group, and the rights of its folder"
+            raise SocketError(
+                f"cannot serve the {self._offer.what} {self._path}: {error}; "
+                f"check [{self._offer.section}] socket and group, and the rights of its folder"
             ) from error
 
     async def _serve(self, uid: int, path: Path) -> None:
         """A server for one user, behind what asks who calls. Raises OSError."""
         if self._around is None:
             raise OSError("not serving")
+        offer = self._offer
         server = grpc.aio.server(
-            interceptors=[WithinBounds()],
+            interceptors=[WithinBounds(offer.service)],
             options=[
-                ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", offer.most_bytes),
                 ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
             ],
         )
-        service = ControlService(self._around, f"uid:{uid}")
-        rpc.add_ControlServicer_to_server(service, server)
+        offer.add(self._around, f"uid:{uid}", server)
         # No TLS on purpose: its folder lets nobody in but this daemon.
         try:
             server.add_insecure_port(f"unix:{path}")

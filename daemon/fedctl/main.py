@@ -20,19 +20,18 @@ from typer.exceptions import TyperException
 
 from daemon.fedctl.commands import (
     audit,
-    authority,
     documents,
     evaluate,
     learning,
     library,
-    manifest,
     pairs,
     privacy,
     rounds,
-    site,
     status,
+    tokens,
     train,
 )
+from daemon.fedctl.commands.federation import authority, manifest, site
 from daemon.fedctl.demo import run
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
@@ -66,6 +65,7 @@ _TOPICS = (
     manifest,
     pairs,
     rounds,
+    tokens,
     audit,
 )
 

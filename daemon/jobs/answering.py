@@ -263,6 +263,12 @@ def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -
     )
 
 
+def embed(texts: list[str]) -> tuple[Float32, bytes]:
+    """[n, d] texts as the open version embeds questions, and its digest; raises NotOpenError."""
+    version = _opened()
+    return version.retriever.embed_queries(texts), version.model_digest
+
+
 def rank_anew(split: str, seconds: float) -> EvaluationProgress:
     """Have the cross-encoder rank what `evaluate` judges, for some seconds; how far that is.
 

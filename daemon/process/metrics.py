@@ -130,6 +130,12 @@ METRICS = (
         counts=True,
     ),
     Metric(
+        "hanse_token_refusals",
+        "Calls of people's programs refused for their token since the start.",
+        "count",
+        counts=True,
+    ),
+    Metric(
         "hanse_sent_bytes",
         "Sent to all peers since the start.",
         "bytes",

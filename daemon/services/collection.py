@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from crypto.arrays import Float32
 from daemon.answering.answering import Answered
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as answering_jobs
@@ -508,6 +509,12 @@ class Collection:
         )
         self._left_out = searched.left_out
         return searched
+
+    async def embed(self, texts: list[str]) -> tuple[Float32, bytes]:
+        """Texts as the version that is open embeds questions [n, d], and which that is."""
+        return await self._with_open_version(
+            lambda: self._answering.run(answering_jobs.embed, texts)
+        )
 
     async def evaluate(
         self, split: str, listener: Callable[[object], None] = lambda _: None

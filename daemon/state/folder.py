@@ -33,6 +33,11 @@ class StateFolder:
         return self.root / "privacy.sqlite3"
 
     @property
+    def tokens(self) -> Path:
+        """What is known of people's tokens (daemon/state/tokens.py)."""
+        return self.root / "tokens.sqlite3"
+
+    @property
     def attempts(self) -> Path:
         """The log of attempts, for people."""
         return self.root / "attempts.sqlite3"

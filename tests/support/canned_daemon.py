@@ -105,6 +105,28 @@ class CannedDaemon(ControlServicer):
         if self.refusal:
             context.abort(self.refused_as, self.refusal)
 
+    def CreateToken(self, request: Any, context: Any) -> control.CreateTokenReply:
+        self._hear(request, context)
+        token = control.AccessToken(
+            name=request.name, scopes=request.scopes, expires_unix_s=86_400 * request.days
+        )
+        return control.CreateTokenReply(secret="hanse_told-once", token=token)
+
+    def ListTokens(self, request: Any, context: Any) -> control.ListTokensReply:
+        self._hear(request, context)
+        kept: dict[str, Any] = {"scopes": ["ask"], "expires_unix_s": 2**33}
+        return control.ListTokensReply(
+            tokens=[
+                control.AccessToken(name="chat", last_used="2026-05-31", **kept),
+                control.AccessToken(name="old", **(kept | {"expires_unix_s": 86_400})),
+                control.AccessToken(name="spare", revoked_unix_s=86_400, **kept),
+            ]
+        )
+
+    def RevokeToken(self, request: Any, context: Any) -> control.RevokeTokenReply:
+        self._hear(request, context)
+        return control.RevokeTokenReply(token=control.AccessToken(name=request.name))
+
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)
         return control.StatusReply(

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import daemon
 from config import control_socket
-from daemon.fedctl.commands.authority import make_authority, sign_site
-from daemon.fedctl.commands.manifest import new_manifest
-from daemon.fedctl.commands.site import install_site, make_site
+from daemon.fedctl.commands.federation.authority import make_authority, sign_site
+from daemon.fedctl.commands.federation.manifest import new_manifest
+from daemon.fedctl.commands.federation.site import install_site, make_site
 from daemon.fedctl.terminal.files import write_whole
 from daemon.fedctl.terminal.output import CommandError, Exit
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.fedctl.commands.manifest import (
+from daemon.fedctl.commands.federation.manifest import (
     new_manifest,
     plain_manifest,
     verified,

@@ -1,0 +1,1 @@
+"""What a federation and its sites are set up with, without a daemon."""

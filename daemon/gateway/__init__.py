@@ -1,0 +1,1 @@
+"""The gateway, a process of its own (`fedgate`): people's programs ask over HTTP."""

@@ -1,0 +1,201 @@
+"""The gateway's routes: a request is bounded and read, fedd is asked, its answer is put in form.
+
+What may be asked and by whom is fedd's to say (daemon/questions/). Here stands what protects the
+gateway itself: of strangers' bytes, of slow ones, and of too many at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from daemon.gateway import figures, openai_api
+from daemon.gateway.conversation import CHORES, is_chore, question_of
+from daemon.gateway.fedd import Fedd
+from daemon.gateway.refusals import Refusal, refused
+
+log = structlog.get_logger()
+
+_BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have one in memory
+_BODY_S: Final = 15.0
+_SEND_S: Final = 30.0  # until somebody who reads nothing is given up
+_TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,500}")
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+_TLS_ONLY: Final = (b"strict-transport-security", b"max-age=31536000")
+
+
+class Gateway:
+    """Answers HTTP by asking fedd."""
+
+    def __init__(self, fedd: Fedd, requests: int) -> None:
+        """``requests``: so many may wait for fedd at once."""
+        self._fedd = fedd
+        self._most = requests
+        self._under_way = 0
+
+    def application(self) -> ASGIApp:
+        """What a server runs."""
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: refused, Exception: refused}
+        return Guarded(Starlette(routes=routes, exception_handlers=handlers))
+
+    async def health(self, _request: Request) -> Response:
+        """For who watches: whether a question would be answered now."""
+        if await self._fedd.answers():
+            return JSONResponse({"status": "ok"})
+        raise Refusal(503, "the index is still being made: try again in a moment", retry_after_s=5)
+
+    async def metrics(self, request: Request) -> Response:
+        """For monitoring on this machine; for any other with a token for it."""
+        near = is_near(request) and not request.headers.getlist("authorization")
+        token = "" if near else token_of(request)
+        told = figures.exposition(await self._fedd.figures(token))
+        return Response(told, media_type=figures.CONTENT_TYPE)
+
+    async def models(self, request: Request) -> Response:
+        """What may be asked with this token."""
+        who = await self._fedd.whoami(token_of(request))
+        return JSONResponse(openai_api.models(list(who.scopes), who.site))
+
+    async def chat(self, request: Request) -> Response:
+        """An answer from the site's documents, with citations."""
+        token = token_of(request)
+        asked = openai_api.parsed(openai_api.ChatRequest, await body_of(request), openai_api.CHAT)
+        said = asked.said()
+        with self._in_turn():
+            if is_chore(said):
+                await self._fedd.whoami(token)
+                reply = openai_api.fixed(CHORES)
+            else:
+                reply = await self._fedd.ask(question_of(said), token)
+        completion = openai_api.Completion(question_of(said), reply)
+        if not asked.stream:
+            return JSONResponse(completion.whole())
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        events = b"".join(completion.events(usage=usage))
+        return Response(events, media_type="text/event-stream")
+
+    async def embeddings(self, request: Request) -> Response:
+        """Texts as the site's version embeds questions."""
+        token = token_of(request)
+        body = await body_of(request)
+        asked = openai_api.parsed(openai_api.EmbeddingsRequest, body, openai_api.EMBEDDING)
+        with self._in_turn():
+            reply = await self._fedd.embed(asked.texts(), token)
+        return JSONResponse(openai_api.embeddings(asked, reply))
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """One of those that wait for fedd; a request that is whole, so that no slow one counts."""
+        if self._under_way >= self._most:
+            cause = f"{self._most} questions are being answered: try again in a moment"
+            raise Refusal(429, cause, retry_after_s=2)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+
+def token_of(request: Request) -> str:
+    """The Authorization header, the only one there is. What it is worth, fedd says."""
+    told = [value for name, value in request.scope["headers"] if name == b"authorization"]
+    if len(told) != 1 or not _TOKEN.fullmatch(told[0]):
+        cause = "no token: send the header `Authorization: Bearer TOKEN`, once"
+        raise Refusal(401, cause, unread=request.method == "POST")
+    return str(told[0], "ascii")
+
+
+def is_near(request: Request) -> bool:
+    """Whether a program of this machine asks for itself, by an address and not by a name.
+
+    Not for others, as a proxy does; and not as a page in somebody's browser, whose own name
+    was made to lead here.
+    """
+    passed_on = any(
+        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+    )
+    caller = request.client.host if request.client is not None else ""
+    called = request.url.hostname or ""
+    by_address = called == "localhost" or _is_loopback(called)
+    return not passed_on and _is_loopback(caller) and by_address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body, which is short and comes soon; Refusal otherwise."""
+    too_large = Refusal(
+        413,
+        f"more than {_BODY_BYTES >> 20} MiB: send less of the conversation",
+        unread=True,
+    )
+    told = request.headers.get("content-length", "0")
+    if not told.isascii() or not told.isdecimal() or len(told) > 12 or int(told) > _BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _BODY_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise Refusal(408, f"the body took more than {_BODY_S:g} s", unread=True) from None
+    return bytes(body)
+
+
+class Guarded:
+    """An application whose answers carry what browsers need to know, and wait for nobody long."""
+
+    def __init__(self, inner: ASGIApp) -> None:
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        extra = [*_HEADERS, *([_TLS_ONLY] if scope.get("scheme") == "https" else [])]
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *extra]
+            async with asyncio.timeout(_SEND_S):
+                await send(message)
+
+        try:
+            await self._inner(scope, receive, sent)
+        except (ClientDisconnect, TimeoutError):
+            log.debug("somebody hung up, or took no answer")
+        except Exception as error:
+            # Without what the exception says: that may repeat what somebody asked. The answer,
+            # which starlette has given by now, says that the log knows.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("a request failed", kind=type(error).__name__, where=where)  # noqa: TRY400

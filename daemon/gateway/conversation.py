@@ -1,0 +1,107 @@
+"""From a chat to the question that is meant, and from an answer to what chat programs show. PURE.
+
+Hanse answers single questions. A chat program sends the whole conversation each time; what it
+asks is the user's last message. Where that can't stand alone ("and in Bern?", "who signs it?"),
+the user's message before it is put in front: search then finds what both are about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from proto.control_pb2 import AskReply, Citation
+
+_SHORT: Final = 3  # words; so few rarely say what they are about
+# What a question begins with that goes on from another one, in English and German.
+_GOES_ON: Final = re.compile(
+    "and|but|or|also|so|then|its?|he|his|she|her|they|them|their|this|that|these|those|there"
+    "|und|aber|oder|auch|dann|es|er|sie|ihre?|sein|seine|dies(e|er|es)?|das|dort"
+)
+_LONGEST: Final = 16 * 1024  # bytes; fedd takes no longer question
+_MARK: Final = re.compile(r"\[(\d{1,4})\]")
+_TASK: Final = "### Task:"
+CHORES: Final = (
+    '{"title": "Question", "tags": [], "follow_ups": [], "queries": [], "text": "", "emoji": ""}'
+)
+"""The answer to `is_chore`, whatever is asked for: each of them takes the one key that it knows."""
+
+
+def question_of(said: Sequence[str]) -> str:
+    """What is asked, of the user's messages in order; there is at least one."""
+    last = said[-1].strip()
+    if len(said) < 2:
+        return last
+    words = re.findall(r"[\w'-]+", last.lower())
+    if len(words) > _SHORT and not _GOES_ON.fullmatch(words[0]):
+        return last
+    both = f"{said[-2].strip()} {last}"
+    return both if len(both.encode(errors="replace")) <= _LONGEST else last
+
+
+def is_chore(said: Sequence[str]) -> bool:
+    """Whether a chat program asks on its own behalf: for a title, tags, follow-up questions.
+
+    Open WebUI does after each answer, in the user's name, with the conversation below. It would
+    be searched for and answered from documents, in a form that it can't read.
+    """
+    return said[-1].lstrip().startswith(_TASK)
+
+
+def cited_at(reply: AskReply) -> list[dict[str, Any]]:
+    """Where the answer's [n] stand, and what each cites, as OpenAI's clients read citations.
+
+    ``start_index`` and ``end_index`` count characters: ``answer[start:end]`` is the mark. A
+    bracket within a sentence that is quoted from a document is none.
+    """
+    cited = {one.number: one for one in reply.citations}
+    quoted = list(_quoted(reply))
+    return [
+        _annotation(cited[number], *mark.span())
+        for mark in _MARK.finditer(reply.answer)
+        if (number := int(mark[1])) in cited
+        if not any(start <= mark.start() < end for start, end in quoted)
+    ]
+
+
+def _quoted(reply: AskReply) -> Iterator[tuple[int, int]]:
+    """Where the sentences that are cited stand in the answer, word for word."""
+    for one in reply.citations:
+        at = reply.answer.find(one.text) if one.text else -1
+        while at >= 0:
+            yield at, at + len(one.text)
+            at = reply.answer.find(one.text, at + len(one.text))
+
+
+def _annotation(citation: Citation, start: int, end: int) -> dict[str, Any]:
+    title = citation.title or citation.document_id
+    page = f", page {citation.page}" if citation.page else ""
+    told = {
+        "url": address_of(citation),
+        "title": f"{title}{page}",
+        "start_index": start,
+        "end_index": end,
+    }
+    return {"type": "url_citation", "url_citation": told}
+
+
+def address_of(citation: Citation) -> str:
+    """A name for the passage that can stand where a URL must: documents have no page of their own.
+
+    With the id by which `fedctl documents show` knows the document.
+    """
+    page = f"page={citation.page}&" if citation.page else ""
+    passage = quote(citation.passage_id, safe="")
+    return f"hanse:/documents/{quote(citation.document_id, safe='/')}?{page}passage={passage}"
+
+
+def pieces(answer: str) -> list[str]:
+    """The answer in the pieces that are streamed: joined, they are the answer."""
+    return re.findall(r".*?(?:\[\d+\]\s*|\n+|$)", answer, re.DOTALL)[:-1] or [answer]
+
+
+def words_in(text: str) -> int:
+    """What stands for tokens in ``usage``: nothing here is charged by them."""
+    return len(text.split())

@@ -1,0 +1,122 @@
+"""The daemon behind the gateway, asked over its Unix socket with the token that came.
+
+The gateway has no token of its own, keeps none, and lets fedd say what each may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from config import control_socket
+from daemon.gateway.refusals import Refusal
+from proto import control_pb2 as control
+from proto import questions_pb2 as questions
+from proto.questions_pb2_grpc import QuestionsStub
+
+if TYPE_CHECKING:
+    from proto.questions_pb2_grpc import QuestionsAsyncStub
+
+T = TypeVar("T")
+
+_ANSWER_WITHIN_S: Final = 300.0  # behind other people's questions; a language model takes a while
+_EMBED_WITHIN_S: Final = 120.0
+_TELL_WITHIN_S: Final = 15.0
+_AWAY: Final = (
+    "this site's daemon (fedd) is not there: it may be starting, or gateway.enabled is false; "
+    "try again in a moment"
+)
+_STATUS: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 503,
+}
+
+
+class Fedd:
+    """The questions that its socket answers; each raises Refusal with fedd's own words.
+
+    ``token``: the value of an Authorization header, as it came.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        # No TLS on purpose: the socket's mode and group are the guard, and it is on no network.
+        self._channel = grpc.aio.insecure_channel(
+            f"unix:{socket}",
+            options=[
+                ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
+                # Without it grpc asks a configured http_proxy for the way to a local socket.
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.default_authority", "localhost"),
+                # fedd comes back some seconds after a restart; people should not wait longer.
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.min_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+            ],
+        )
+        self._stub: QuestionsAsyncStub = QuestionsStub(self._channel)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close(grace=None)
+
+    async def ask(self, question: str, token: str) -> control.AskReply:
+        """An answer with citations."""
+        request = control.AskRequest(question=question)
+        call = self._stub.Ask(request, timeout=_ANSWER_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
+        """Texts as vectors."""
+        request = questions.EmbedRequest(texts=texts)
+        call = self._stub.Embed(request, timeout=_EMBED_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def whoami(self, token: str) -> questions.WhoamiReply:
+        """What a token is for."""
+        request = questions.WhoamiRequest()
+        call = self._stub.Whoami(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def answers(self) -> bool:
+        """Whether questions can be answered now."""
+        call = self._stub.Health(questions.HealthRequest(), timeout=_TELL_WITHIN_S)
+        return (await _said(call)).answers
+
+    async def figures(self, token: str) -> Mapping[str, float]:
+        """Metrics by name; ``token`` may be empty."""
+        metadata = _carrying(token) if token else None
+        request = control.StatusRequest()
+        call = self._stub.Status(request, timeout=_TELL_WITHIN_S, metadata=metadata)
+        return (await _said(call)).figures
+
+
+def _carrying(token: str) -> grpc.aio.Metadata:
+    return grpc.aio.Metadata(("authorization", token))
+
+
+async def _said(call: Awaitable[T]) -> T:
+    """What fedd replies; what it refuses, as it said it."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
+    code, said = error.code(), ". ".join((error.details() or "").splitlines())
+    if status := _STATUS.get(code):
+        return Refusal(status, said)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Refusal(504, "this site's daemon did not answer in time: try again later")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Refusal(413, "that is more than this site's daemon takes at once: ask for less")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Refusal(503, _AWAY, retry_after_s=2)
+    cause = f"this site's daemon failed at this ({code.name}): its log says why"
+    return Refusal(503, cause)

@@ -1,0 +1,189 @@
+"""What OpenAI's clients ask and are answered: chat completions and embeddings.
+
+What a chat program sends beside these fields (temperature, max_tokens, tools …) is passed over:
+answers are made of documents, as the site's settings say.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import struct
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from daemon.gateway.conversation import cited_at, pieces, words_in
+from daemon.gateway.refusals import Refusal
+from proto.control_pb2 import AskReply, Citation
+from proto.questions_pb2 import EmbedReply
+
+CHAT: Final = "hanse"
+EMBEDDING: Final = "hanse-embedding"
+MODELS: Final = {"ask": CHAT, "embed": EMBEDDING}
+"""By the scope that a token needs for it."""
+
+
+class _Part(BaseModel):
+    type: Annotated[str, Field(max_length=50)]
+    text: str = ""
+
+
+class _Message(BaseModel):
+    role: Annotated[str, Field(max_length=50)]
+    content: str | list[_Part] | None = None
+
+    def said(self) -> str:
+        """The text; Refusal where it is a picture or a sound."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        if any(part.type not in ("text", "input_text") for part in self.content):
+            raise Refusal(400, "only text can be asked here: send no images, audio or files")
+        return "\n".join(part.text for part in self.content)
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """``POST /v1/chat/completions``."""
+
+    model: Annotated[str, Field(max_length=200)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=2000)]
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
+
+    def said(self) -> list[str]:
+        """What the user said, in order; Refusal where that is nothing."""
+        said = [one.said() for one in self.messages if one.role == "user"]
+        said = [text for text in said if text.strip()]
+        if not said:
+            raise Refusal(400, "no question: send a message of role user that says something")
+        return said
+
+
+class EmbeddingsRequest(BaseModel):
+    """``POST /v1/embeddings``."""
+
+    model: Annotated[str, Field(max_length=200)]
+    input: str | list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+    def texts(self) -> list[str]:
+        """What is to be embedded; fedd says how many and how long they may be."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+R = TypeVar("R", ChatRequest, EmbeddingsRequest)
+
+
+def parsed(kind: type[R], body: bytes, model: str) -> R:
+    """A request, of that model; Refusal for anything else, which does not repeat what was sent."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal(400, f"{where or 'the body'}: {first['msg']}"[:300]) from None
+    if request.model != model:
+        cause = f"no model of that name here: this is answered by {model!r}"
+        raise Refusal(404, cause, code="model_not_found")
+    return request
+
+
+def models(scopes: list[str], site: str) -> dict[str, Any]:
+    """Those that a token is for."""
+    told = [
+        {"id": model, "object": "model", "created": 0, "owned_by": site}
+        for scope, model in MODELS.items()
+        if scope in scopes
+    ]
+    return {"object": "list", "data": told}
+
+
+class Completion:
+    """An answer, as one object or as the events of a stream."""
+
+    def __init__(self, asked: str, reply: AskReply) -> None:
+        self._reply = reply
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": CHAT,
+            "system_fingerprint": reply.model_digest.hex()[:12] or None,
+        }
+        prompt, answer = words_in(asked), words_in(reply.answer)
+        self._usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """All of it."""
+        message = {
+            "role": "assistant",
+            "content": self._reply.answer,
+            "refusal": None,
+            "annotations": cited_at(self._reply),
+        }
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        told = {"object": "chat.completion", "choices": [choice], "usage": self._usage}
+        return self._head | told
+
+    def events(self, *, usage: bool) -> Iterator[bytes]:
+        """Server-sent events; the citations are in the last that has a choice."""
+        yield self._event({"role": "assistant", "content": ""})
+        for piece in pieces(self._reply.answer):
+            yield self._event({"content": piece})
+        yield self._event({"annotations": cited_at(self._reply)}, "stop")
+        if usage:
+            told = {"object": "chat.completion.chunk", "choices": [], "usage": self._usage}
+            yield _sent(json.dumps(self._head | told))
+        yield _sent("[DONE]")
+
+    def _event(self, delta: dict[str, Any], finished: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
+        told = {"object": "chat.completion.chunk", "choices": [choice]}
+        return _sent(json.dumps(self._head | told))
+
+
+def fixed(text: str) -> AskReply:
+    """An answer that no document had a part in."""
+    return AskReply(answer=text, citations=list[Citation]())
+
+
+def embeddings(request: EmbeddingsRequest, reply: EmbedReply) -> dict[str, Any]:
+    """Vectors as they were asked for; Refusal for a length that this model does not have."""
+    if request.dimensions not in (None, reply.dimension):
+        cause = f"vectors have {reply.dimension} values here: leave dimensions out"
+        raise Refusal(400, cause)
+    width = 4 * reply.dimension
+    starts = range(0, len(reply.vectors), width)
+    rows = [reply.vectors[start : start + width] for start in starts]
+    as_text = request.encoding_format == "base64"
+    data = [
+        {"object": "embedding", "index": n, "embedding": _base64(row) if as_text else _floats(row)}
+        for n, row in enumerate(rows)
+    ]
+    words = sum(map(words_in, request.texts()))
+    usage = {"prompt_tokens": words, "total_tokens": words}
+    return {"object": "list", "data": data, "model": EMBEDDING, "usage": usage}
+
+
+def _floats(row: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(row) // 4}f", row))
+
+
+def _base64(row: bytes) -> str:
+    return base64.b64encode(row).decode()
+
+
+def _sent(text: str) -> bytes:
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,63 @@
+"""What a request is refused with: a status, and an error as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+_KINDS: Final = {
+    400: ("invalid_request_error", "bad_request"),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("invalid_request_error", "insufficient_permissions"),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "too_slow"),
+    413: ("invalid_request_error", "too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    503: ("server_error", "unavailable"),
+    504: ("server_error", "timeout"),
+}
+_OURS: Final = ("server_error", "internal_error")
+
+
+class Refusal(HTTPException):
+    """A request that is not answered: why, and what to do, for the person at the other end.
+
+    ``unread``: more of the request may follow, which nobody will read.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        cause: str,
+        *,
+        code: str = "",
+        retry_after_s: int = 0,
+        unread: bool = False,
+    ) -> None:
+        headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
+        if unread:
+            headers["Connection"] = "close"
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        super().__init__(status, cause, headers)
+        self.code = code
+
+
+async def refused(_request: Request, error: Exception) -> JSONResponse:
+    """The answer to a request that is refused, by us or by starlette."""
+    if not isinstance(error, HTTPException):
+        return _answer(500, "the gateway failed at this; its log says where", *_OURS)
+    kind, code = _KINDS.get(error.status_code, _OURS)
+    code = getattr(error, "code", "") or code
+    answer = _answer(error.status_code, error.detail, kind, code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _answer(status: int, message: str, kind: str, code: str) -> JSONResponse:
+    told = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": told}, status)

@@ -1,0 +1,1 @@
+"""What people's programs may ask with a token, and nothing else."""
