@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance test-data test-milvus attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance test-data test-milvus test-clients attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -56,6 +56,20 @@ test-data: $(INSTALLED) ## what is measured on data kept elsewhere (HANSE_DATA):
 MILVUS := $(VENV)/.milvus
 test-milvus: $(MILVUS) ## the dense index at a Milvus Lite server, in tests and figures beside hnswlib
 	@$(BIN)/python -m pytest -q tests/daemon/library/dense tests/live/test_milvus.py $(ARGS)
+
+# Clients as people have them, each major version in an environment of its own.
+CLIENTS := openai-1 openai-2 openai-3 langchain
+openai-1 := openai>=1,<2
+openai-2 := openai>=2,<3
+openai-3 := openai>=3,<4
+langchain := langchain-openai>=1,<2
+test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) ## OpenAI's client of three major versions and LangChain's ask a real site
+	@$(BIN)/python -m tests.daemon.gateway.clients $(CLIENTS:%=$(VENV)/.clients-%)
+
+$(VENV)/.clients-%/.installed: $(INSTALLED)
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq '$($*)'
+	@touch $@
 
 MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")

@@ -19,6 +19,7 @@ ORDER = {
     "daemon": tuple(
         f"daemon/{room}"
         for room in (
+            "gateway",
             "main.py",
             "wiring.py",
             "questions",
@@ -58,6 +59,9 @@ FEDCTL = (
     "daemon/state/forget_round.py",
     "daemon/process/metrics.py",
 )
+
+# What the gateway imports besides its own room: it has nothing of the site's.
+GATEWAY = ("config", "proto", "daemon/process/metrics.py")
 
 
 def file_of(module: str) -> str | None:
@@ -157,6 +161,16 @@ def test_fedctl_imports_what_needs_no_daemon() -> None:
         for path in sources("daemon/fedctl")
         for file, line in imported_by(path)
         if not file.startswith((*FEDCTL, "daemon/fedctl/", "daemon/__init__.py"))
+    }
+    assert not wrong
+
+
+def test_the_gateway_imports_nothing_that_reaches_documents_or_keys() -> None:
+    wrong = {
+        f"{name_of(path)}:{line} imports {file}"
+        for path in sources("daemon/gateway")
+        for file, line in imported_by(path)
+        if not file.startswith((*GATEWAY, "daemon/gateway/", "daemon/__init__.py"))
     }
     assert not wrong
 

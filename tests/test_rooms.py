@@ -62,6 +62,10 @@ HOMES = {
     "rouge_score": ("daemon/evaluation/",),
     "jiwer": ("daemon/evaluation/",),
     "nltk": ("daemon/evaluation/",),
+    "starlette": ("daemon/gateway/",),
+    "uvicorn": ("daemon/gateway/",),
+    "prometheus_client": ("daemon/gateway/",),
+    "openai": (),
     "grpc": (
         "proto/",
         "peers/link/",
@@ -242,7 +246,7 @@ def test_nothing_is_pickled() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["daemon.main", "daemon.fedctl"])
+@pytest.mark.parametrize("module", ["daemon.main", "daemon.fedctl", "daemon.gateway.main"])
 def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
     program = f"import sys, {module}; print(*sorted({{n.split('.')[0] for n in sys.modules}}))"
     done = subprocess.run(
@@ -355,19 +359,22 @@ def test_a_name_that_nothing_uses_is_found(tmp_path: Path, monkeypatch: pytest.M
 # ---- no way in without TLS --------------------------------------------------
 
 
-def test_no_connection_without_tls_but_on_the_control_socket() -> None:
+UNIX_SOCKETS = ("daemon/control/socket.py", "daemon/fedctl/", "daemon/gateway/fedd.py")
+
+
+def test_no_connection_without_tls_but_on_the_daemon_s_own_sockets() -> None:
     wrong = {
         f"{name_of(path)}:{node.lineno} {name}"
         for path in sources(*ROOMS)
         for node in nodes(path)
         if isinstance(node, ast.Attribute | ast.Name)
         and (name := ast.unparse(node).split(".")[-1]) in ("insecure_channel", "add_insecure_port")
-        and not name_of(path).startswith(("daemon/control/socket.py", "daemon/fedctl/"))
+        and not name_of(path).startswith(UNIX_SOCKETS)
     }
     assert not wrong
 
 
-def test_the_control_socket_is_a_unix_socket() -> None:
+def test_the_daemon_s_own_sockets_are_unix_sockets() -> None:
     opening = [
         path
         for path in sources("daemon")
@@ -377,7 +384,7 @@ def test_the_control_socket_is_a_unix_socket() -> None:
             for node in nodes(path)
         )
     ]
-    assert len(opening) >= 2, "one side listens, one connects"
+    assert len(opening) >= 3, "one side listens, two connect"
     for path in opening:
         schemes = {
             text.split(":")[0]

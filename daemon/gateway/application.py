@@ -23,16 +23,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.gateway import figures, openai_api
+from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.fedd import Fedd
-from daemon.gateway.refusals import Refusal, refused
+from daemon.gateway.refusals import Refusal, answer_to, refused
 
 log = structlog.get_logger()
 
 _BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have one in memory
+_DROPPED_BYTES: Final = 16 << 20
 _BODY_S: Final = 15.0
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
 _TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,500}")
+_ADDRESS: Final = re.compile(r"(localhost|[\d.]+|\[[\da-f:]+\])(:\d{1,5})?", re.ASCII)
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -140,8 +143,7 @@ def is_near(request: Request) -> bool:
         name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
     )
     caller = request.client.host if request.client is not None else ""
-    called = request.url.hostname or ""
-    by_address = called == "localhost" or _is_loopback(called)
+    by_address = _ADDRESS.fullmatch(request.headers.get("host", "")) is not None
     return not passed_on and _is_loopback(caller) and by_address
 
 
@@ -153,24 +155,30 @@ def _is_loopback(host: str) -> bool:
 
 
 async def body_of(request: Request) -> bytes:
-    """The whole body, which is short and comes soon; Refusal otherwise."""
-    too_large = Refusal(
-        413,
-        f"more than {_BODY_BYTES >> 20} MiB: send less of the conversation",
-        unread=True,
-    )
+    """The whole body, which is short and comes soon; Refusal otherwise.
+
+    Of one that is too long some is read and dropped: whoever is hung up on while they send
+    takes that for a broken line, and learns no reason.
+    """
+    cause = f"more than {_BODY_BYTES >> 20} MiB: send less of the conversation"
     told = request.headers.get("content-length", "0")
-    if not told.isascii() or not told.isdecimal() or len(told) > 12 or int(told) > _BODY_BYTES:
-        raise too_large
-    body = bytearray()
+    if not told.isascii() or not told.isdecimal() or len(told) > 12 or int(told) > _DROPPED_BYTES:
+        raise Refusal(413, cause, unread=True)
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(_BODY_S):
             async for piece in request.stream():
-                body += piece
-                if len(body) > _BODY_BYTES:
-                    raise too_large
+                size += len(piece)
+                if size > _DROPPED_BYTES:
+                    raise Refusal(413, cause, unread=True)
+                if size > _BODY_BYTES:
+                    body.clear()
+                else:
+                    body += piece
     except TimeoutError:
         raise Refusal(408, f"the body took more than {_BODY_S:g} s", unread=True) from None
+    if size > _BODY_BYTES:
+        raise Refusal(413, cause)
     return bytes(body)
 
 
@@ -182,6 +190,11 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
+        inner = self._inner
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            # What came in one piece with its end was parsed, however long it is.
+            cause = f"the headers have more than {HEADER_BYTES >> 10} KiB: send fewer"
+            inner = answer_to(Refusal(431, cause, unread=True))
         extra = [*_HEADERS, *([_TLS_ONLY] if scope.get("scheme") == "https" else [])]
 
         async def sent(message: Message) -> None:
@@ -191,7 +204,7 @@ class Guarded:
                 await send(message)
 
         try:
-            await self._inner(scope, receive, sent)
+            await inner(scope, receive, sent)
         except (ClientDisconnect, TimeoutError):
             log.debug("somebody hung up, or took no answer")
         except Exception as error:

@@ -109,7 +109,7 @@ async def _said(call: Awaitable[T]) -> T:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
-    code, said = error.code(), ". ".join((error.details() or "").splitlines())
+    code, said = error.code(), ": ".join((error.details() or "").splitlines())
     if status := _STATUS.get(code):
         return Refusal(status, said)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

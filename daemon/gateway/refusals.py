@@ -17,6 +17,7 @@ _KINDS: Final = {
     408: ("invalid_request_error", "too_slow"),
     413: ("invalid_request_error", "too_large"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
+    431: ("invalid_request_error", "too_large"),
     503: ("server_error", "unavailable"),
     504: ("server_error", "timeout"),
 }
@@ -49,6 +50,11 @@ class Refusal(HTTPException):
 
 async def refused(_request: Request, error: Exception) -> JSONResponse:
     """The answer to a request that is refused, by us or by starlette."""
+    return answer_to(error)
+
+
+def answer_to(error: Exception) -> JSONResponse:
+    """An error in the form that clients read."""
     if not isinstance(error, HTTPException):
         return _answer(500, "the gateway failed at this; its log says where", *_OURS)
     kind, code = _KINDS.get(error.status_code, _OURS)

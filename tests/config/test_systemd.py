@@ -24,15 +24,16 @@ from daemon.process.workers import Worker, import_once
 
 FOLDER = Path(__file__).parents[2] / "config" / "systemd"
 UNIT = FOLDER / "fedd.service"
+GATEWAY = FOLDER / "fedgate.service"
 
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
 )
 
 
-def option(name: str) -> list[str]:
+def option(name: str, unit: Path = UNIT) -> list[str]:
     """All values of an option in the unit, in order."""
-    text = UNIT.read_text(encoding="utf-8")
+    text = unit.read_text(encoding="utf-8")
     return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
 
 
@@ -47,13 +48,14 @@ def run(*command: str | Path, timeout: float = 60) -> subprocess.CompletedProces
     )
 
 
-@pytest.fixture
-def unit(tmp_path: Path) -> Path:
-    """The unit with a program that exists, as `verify` demands."""
-    (program,) = [line.split()[0] for line in option("ExecStart")]
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text(encoding="utf-8").replace(program, sys.executable))
-    return copy
+@pytest.fixture(params=[UNIT, GATEWAY], ids=lambda path: path.stem)
+def unit(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A unit with a program that exists, as `verify` demands, beside the other one."""
+    for one in (UNIT, GATEWAY):
+        (program,) = [line.split()[0] for line in option("ExecStart", one)]
+        text = one.read_text(encoding="utf-8").replace(program, sys.executable)
+        (tmp_path / one.name).write_text(text)
+    return tmp_path / str(request.param.name)
 
 
 # ---- what systemd says ------------------------------------------------------
@@ -74,7 +76,7 @@ def test_verify_would_find_a_misspelt_option(unit: Path) -> None:
 @needs_analyze
 def test_exposure_is_at_most_two_and_a_half(unit: Path) -> None:
     told = run("systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=25", unit)
-    (exposure,) = re.findall(r"Overall exposure level for fedd\.service: ([\d.]+)", told.stdout)
+    (exposure,) = re.findall(r"Overall exposure level for fed\w+\.service: ([\d.]+)", told.stdout)
     assert float(exposure) <= 2.5
     assert told.returncode == 0
 
@@ -92,6 +94,12 @@ def test_the_account_and_the_folders_are_made(tmp_path: Path) -> None:
     ):
         assert done.returncode == 0, done.stderr
     name, _, uid, gid, *_ = (tmp_path / "etc" / "passwd").read_text().splitlines()[0].split(":")
+    lines = (tmp_path / "etc" / "group").read_text().splitlines()
+    members = {line.split(":")[0]: line.split(":")[3] for line in lines}
+    assert (members["fedgate"], members["hanse"]) == ("hanse", "")
+    socket_folder = (tmp_path / "run" / "hanse-gateway").stat()
+    assert (socket_folder.st_uid, stat.S_IMODE(socket_folder.st_mode)) == (int(uid), 0o750)
+    assert socket_folder.st_gid != int(gid)
     settings, identity = (
         (tmp_path / "etc" / "hanse" / inner).stat() for inner in (".", "identity")
     )
@@ -105,6 +113,21 @@ def test_the_account_and_the_folders_are_made(tmp_path: Path) -> None:
 
 
 # ---- what the daemon needs --------------------------------------------------
+
+
+def test_the_gateway_s_unit_is_of_another_user_and_sees_no_folder_of_the_site() -> None:
+    ours = {*option("User"), *option("Group")}
+    theirs = {*option("User", GATEWAY), *option("Group", GATEWAY)}
+    assert not ours & theirs
+    assert not option("SupplementaryGroups", GATEWAY)
+    (hidden,) = option("InaccessiblePaths", GATEWAY)
+    folders = (option(f"{kind}Directory")[0] for kind in ("State", "Cache", "Runtime"))
+    for folder, below in zip(folders, ("/var/lib", "/var/cache", "/run"), strict=True):
+        assert f"-{below}/{folder}" in hidden.split()
+    example = (FOLDER.parent / "fedd.example.toml").read_text(encoding="utf-8")
+    (socket_folder,) = option("ReadWritePaths")
+    assert f'socket = "{socket_folder.removeprefix("-")}/questions.sock"' in example
+    assert f'# group = "{option("Group", GATEWAY)[0]}"' in example
 
 
 def test_the_unit_and_the_default_settings_name_the_same_folders() -> None:

@@ -1,0 +1,57 @@
+"""fedctl tokens as a person and a script see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.fedctl.terminal.output import Exit
+from tests.support.canned_daemon import CannedDaemon
+from tests.support.command_line import Fedctl
+
+
+def test_a_token_is_shown_once_with_what_to_do(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    made = fedctl("tokens", "create", "chat", "--scope", "ask", "--scope", "search", "--days", "30")
+    assert made.code == Exit.OK
+    assert "hanse_told-once" in made.out
+    assert "Nobody can show it again" in made.out
+    (asked,) = daemon.asked
+    assert (asked.name, list(asked.scopes), asked.days) == ("chat", ["ask", "search"], 30)
+
+
+def test_a_script_gets_it_as_an_object(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    made = fedctl("tokens", "create", "chat", "--scope", "ask", "--json").object
+    assert made["secret"] == "hanse_told-once"
+    assert made["token"]["scopes"] == ["ask"]
+    assert daemon.asked[0].days == 90
+
+
+def test_a_token_for_nothing_is_not_made(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    assert fedctl("tokens", "create", "chat").code == Exit.USAGE
+    assert fedctl("tokens", "create", "chat", "--scope", "ask", "--days", "0").code == Exit.USAGE
+    assert not daemon.asked
+
+
+def test_the_list_says_which_are_refused_and_why(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    shown = fedctl("tokens", "list")
+    rows = {line.split()[0]: line for line in shown.out.splitlines() if line.strip()}
+    assert "2026-05-31" in rows["chat"]
+    assert rows["old"].rstrip().endswith("expired")
+    assert rows["spare"].rstrip().endswith("revoked 1970-01-02")
+    assert "never" in rows["spare"]
+    assert len(fedctl("tokens", "list", "--json").object["tokens"]) == 3
+
+
+def test_a_token_is_revoked_by_its_name(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    assert "chat" in fedctl("tokens", "revoke", "chat").out
+    assert daemon.asked[0].name == "chat"
+    assert fedctl("tokens", "revoke", "chat", "--json").object["name"] == "chat"
+
+
+@pytest.mark.parametrize("words", [("create", "chat", "--scope", "ask"), ("revoke", "chat")])
+def test_what_the_daemon_refuses_is_told(
+    fedctl: Fedctl, daemon: CannedDaemon, words: tuple[str, ...]
+) -> None:
+    daemon.refusal = "there is a token 'chat' already\nchoose another name"
+    told = fedctl("tokens", *words)
+    assert told.code == Exit.FAILED
+    assert "there is a token 'chat' already. choose another name." in told.err

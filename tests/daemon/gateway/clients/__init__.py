@@ -1,0 +1,1 @@
+"""People's programs as they come from their makers, each in an environment of its own."""

@@ -1,0 +1,226 @@
+"""The socket of questions: who is let in, for what, and that there is nothing else behind it."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from daemon.control.context import WithinBounds
+from daemon.process import metrics
+from daemon.questions.service import QUESTIONS, QuestionsService
+from daemon.services.collection import NotIndexedYet
+from daemon.state.audit import AuditLog
+from daemon.state.tokens import Tokens
+from proto import control_pb2 as control
+from proto import questions_pb2 as questions
+from proto.control_pb2_grpc import ControlStub
+from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
+
+if TYPE_CHECKING:
+    from proto.questions_pb2_grpc import QuestionsAsyncStub
+
+DAY = 86_400
+UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+# What each call with a token asks, and which scope lets it through ("": any token).
+CALLS: dict[str, tuple[Any, str]] = {
+    "Ask": (control.AskRequest(question="who?"), "ask"),
+    "Search": (control.SearchRequest(question="who?"), "search"),
+    "Embed": (questions.EmbedRequest(texts=["who"]), "embed"),
+    "Whoami": (questions.WhoamiRequest(), ""),
+}
+
+
+class Shelf:
+    """Stands where the collection does, and answers nothing yet."""
+
+    served_index = None
+
+    async def ask(self, *_asked: object) -> None:
+        raise NotIndexedYet("nothing is indexed yet")
+
+    search = ask
+
+    async def embed(self, texts: list[str]) -> tuple[Any, bytes]:
+        return np.ones((len(texts), 3), np.float32), bytes(32)
+
+
+@dataclass
+class Served:
+    """A server with the service of questions, real tokens and a real audit log."""
+
+    tokens: Tokens
+    folder: Path
+    now: list[float]
+    channel: grpc.aio.Channel
+
+    @property
+    def stub(self) -> QuestionsAsyncStub:
+        return QuestionsStub(self.channel)
+
+    async def call(self, name: str, *told: str) -> Any:
+        """That call, with these values of the header."""
+        request, _ = CALLS[name]
+        carried = [("authorization", one) for one in told]
+        return await getattr(self.stub, name)(request, metadata=carried, timeout=30)
+
+    async def refusal(self, name: str, *told: str) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await self.call(name, *told)
+        return refused.value.code(), refused.value.details() or ""
+
+    def audited(self) -> list[tuple[str, str, str, dict[str, Any]]]:
+        lines = (self.folder / "audit" / "audit-000001.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return [(e["actor"], e["action"], e["outcome"], e["objects"]) for e in entries]
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    now = [1_800_000_000.0]
+    tokens = Tokens(tmp_path / "tokens.sqlite3", lambda: now[0])
+    audit = AuditLog(tmp_path / "audit")
+    driver = SimpleNamespace(collection=Shelf(), identity=SimpleNamespace(site_id="elm"))
+    around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
+    server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
+    add_QuestionsServicer_to_server(QuestionsService(around), server)
+    server.add_insecure_port(f"unix:{tmp_path}/socket")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
+        yield Served(tokens, tmp_path, now, channel)
+    await server.stop(0)
+    audit.close()
+    tokens.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "told",
+    [
+        (),
+        ("Bearer hanse_nothing",),
+        ("Bearer ",),
+        ("Bearer",),
+        ("Basic {}",),
+        ("{}",),
+        ("Bearer {}x",),
+        ("Bearer {}", "Bearer {}"),
+        ("Bearer {}, Bearer {}",),
+    ],
+)
+async def test_nobody_asks_without_a_token(
+    served: Served, name: str, told: tuple[str, ...]
+) -> None:
+    secret, _ = await served.tokens.create("all", ["ask", "search", "embed", "metrics"], 1)
+    before = metrics.counts()["hanse_token_refusals"]
+    code, details = await served.refusal(name, *(one.replace("{}", secret) for one in told))
+    assert code is UNAUTHENTICATED
+    assert secret not in details
+    assert metrics.counts()["hanse_token_refusals"] == before + 1
+    assert served.audited() == [], "a stranger can't fill the log"
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_token_is_for_its_scopes_alone(served: Served, name: str) -> None:
+    _, needed = CALLS[name]
+    every = {"ask", "search", "embed", "metrics"}
+    secret, _ = await served.tokens.create("clerk", sorted(every - {needed}), 1)
+    if not needed:
+        assert (await served.call(name, f"Bearer {secret}")).name == "clerk"
+        return
+    code, details = await served.refusal(name, f"Bearer {secret}")
+    assert code is DENIED
+    assert f"needs the scope {needed!r}" in details
+    assert served.audited() == [
+        ("token:clerk", needed, "refused or failed", {"cause": "scope"}),
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_revoked_token_is_refused_from_the_next_call_on(served: Served, name: str) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask", "search", "embed"], 1)
+    await served.call("Embed", f"Bearer {secret}")
+    await served.tokens.revoke("chat")
+    code, details = await served.refusal(name, f"Bearer {secret}")
+    assert (code, "'chat' is revoked" in details) == (UNAUTHENTICATED, True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_expired_token_is_refused(served: Served, name: str) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask", "search", "embed"], 1)
+    served.now[0] += DAY
+    code, details = await served.refusal(name, f"Bearer {secret}")
+    assert (code, "'chat' is expired" in details) == (UNAUTHENTICATED, True)
+
+
+async def test_the_log_says_who_asked_and_never_what(served: Served) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask", "embed"], 1)
+    await served.call("Embed", f"bearer {secret}")
+    assert (await served.refusal("Ask", f"Bearer {secret}"))[0] is (
+        grpc.StatusCode.FAILED_PRECONDITION
+    ), "nothing is indexed yet"
+    async with asyncio.timeout(30):  # a refusal is told first
+        while len(served.audited()) < 2:
+            await asyncio.sleep(0.01)
+    assert served.audited() == [
+        ("token:chat", "embed", "answered", {"texts": 1}),
+        ("token:chat", "ask", "refused or failed", {"citations": 0}),
+    ]
+
+
+async def test_health_needs_no_token_and_tells_nothing(served: Served) -> None:
+    assert await served.stub.Health(questions.HealthRequest()) == questions.HealthReply()
+
+
+async def test_a_token_that_asks_for_figures_must_be_for_them(served: Served) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask"], 1)
+    for told, code in ((f"Bearer {secret}", DENIED), ("Bearer x", UNAUTHENTICATED)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await served.stub.Status(control.StatusRequest(), metadata=[("authorization", told)])
+        assert refused.value.code() is code
+
+
+async def test_what_fedctl_may_ask_is_not_there(served: Served) -> None:
+    secret, _ = await served.tokens.create("all", ["ask", "search", "embed", "metrics"], 1)
+    carried = [("authorization", f"Bearer {secret}")]
+    stub = ControlStub(served.channel)
+    calls = control.DESCRIPTOR.services_by_name["Control"].methods
+    assert len(calls) > 30
+    for one in calls:
+        request = control.StatusRequest()
+        sent = iter([request]) if one.client_streaming else request
+        call = getattr(stub, one.name)(sent, metadata=carried, timeout=30)
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED, one.name
+    own = {one.name for one in QUESTIONS.service.methods}
+    assert own == {*CALLS, "Health", "Status"}
+
+
+@pytest.mark.parametrize(
+    "texts", [[], [""], ["x"] * 65, ["x" * 8193]], ids=["none", "empty", "many", "long"]
+)
+async def test_what_is_embedded_has_bounds(served: Served, texts: list[str]) -> None:
+    secret, _ = await served.tokens.create("chat", ["embed"], 1)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await served.stub.Embed(
+            questions.EmbedRequest(texts=texts), metadata=[("authorization", f"Bearer {secret}")]
+        )
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "texts" in (refused.value.details() or "")
+
+
+async def test_two_at_once_are_each_told_their_own_name(served: Served) -> None:
+    told = [(await served.tokens.create(name, ["ask"], 1))[0] for name in ("one", "two")]
+    found = await asyncio.gather(*(served.call("Whoami", f"Bearer {one}") for one in told))
+    assert [one.name for one in found] == ["one", "two"]
