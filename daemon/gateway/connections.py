@@ -1,8 +1,8 @@
 """HTTP connections that cannot be held open by saying little, and of which there are so many.
 
 uvicorn waits for a request's headers for ever. Here each connection has `HEADERS_S` for them,
-from its start or from the end of the answer before; a request that is being answered has its
-time from who answers it (daemon/gateway/application.py).
+from its start or from the end of the answer before. While a request is answered its parts have
+their time from who answers it (daemon/gateway/application.py), and all of it `EXCHANGE_S`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S: Final = 10.0
+EXCHANGE_S: Final = 420.0  # more than fedd is given for an answer
 HEADER_BYTES: Final = 16 * 1024
 _MOST: Final = 256  # at once; each takes a descriptor, and at most a request's body of memory
 
@@ -28,43 +29,44 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > _MOST:
             transport.abort()
-        self._wait_for_headers()
+        self._give(HEADERS_S)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; once its headers are whole, the clock is stopped."""
+        """Bytes of a request; once its headers are whole, it has its time."""
+        answering = self._is_answering()
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_clock()
+        if self._is_answering() and not answering:
+            self._give(EXCHANGE_S)
 
     def on_response_complete(self) -> None:
         """An answer is out; what comes behind it has its time from now."""
-        self._wait_for_headers()
+        self._give(HEADERS_S)
         super().on_response_complete()  # a request that has come already begins in here
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_clock()
+        if self._is_answering():
+            self._give(EXCHANGE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
-        self._stop_clock()
+        if self._clock is not None:
+            self._clock.cancel()
         super().connection_lost(exc)
 
-    def _wait_for_headers(self) -> None:
-        self._stop_clock()
-        self._unsent = 0
-        self._look_in_time()
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def _look_in_time(self) -> None:
-        self._clock = asyncio.get_running_loop().call_later(HEADERS_S, self._end)
+    def _give(self, seconds: float) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        self._unsent = 0
+        self._look_in(seconds)
+
+    def _look_in(self, seconds: float) -> None:
+        self._clock = asyncio.get_running_loop().call_later(seconds, self._end)
 
     def _end(self) -> None:
         """Time is up, unless who reads an answer slowly has read some of it meanwhile."""
         before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         if self._unsent and (not before or self._unsent < before):
-            self._look_in_time()
+            self._look_in(HEADERS_S)
         else:
             self.transport.abort()
-
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-            self._clock = None

@@ -115,7 +115,7 @@ def test_the_account_and_the_folders_are_made(tmp_path: Path) -> None:
 # ---- what the daemon needs --------------------------------------------------
 
 
-def test_the_gateway_s_unit_is_of_another_user_and_sees_no_folder_of_the_site() -> None:
+def test_the_gateway_is_of_another_user_and_sees_no_folder_of_the_site() -> None:
     ours = {*option("User"), *option("Group")}
     theirs = {*option("User", GATEWAY), *option("Group", GATEWAY)}
     assert not ours & theirs

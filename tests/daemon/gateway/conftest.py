@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
+from tests.daemon.gateway.gates import Gate, gateway, listening
 from tests.support.federation import LiveFederation
-from tests.support.gateway import Gate, gateway, listening
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -18,7 +18,10 @@ from daemon.gateway.connections import HEADER_BYTES, TimedProtocol
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def _hello(scope: Any, _receive: Any, send: Any) -> None:
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    if scope["path"] == "/wait":
+        await receive()
+        return
     length = int(scope["path"].strip("/") or 2)
     headers = [(b"content-length", str(length).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -144,6 +147,17 @@ async def test_an_answer_that_is_read_slowly_is_read_to_its_end(
                 while piece := deaf.recv(1 << 20):
                     read += len(piece)
             assert read < length
+
+
+async def test_no_exchange_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that never comes, at somebody who waits for it without a clock of their own."""
+    monkeypatch.setattr(connections, "EXCHANGE_S", 0.4)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        with suppress(OSError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
 
 
 async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:

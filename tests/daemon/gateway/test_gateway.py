@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.process.metrics import METRICS
-from tests.support.gateway import Gate
+from tests.daemon.gateway.gates import Gate
 
 pytestmark = [
     pytest.mark.federation,

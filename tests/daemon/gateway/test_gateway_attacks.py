@@ -16,8 +16,8 @@ import pytest
 
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import ControlStub
+from tests.daemon.gateway.gates import Gate
 from tests.daemon.gateway.test_gateway import WINCH, asking, client, curl
-from tests.support.gateway import Gate
 
 pytestmark = [
     pytest.mark.federation,

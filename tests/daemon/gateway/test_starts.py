@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from tests.daemon.gateway.gates import started
 from tests.support.authority import free_port
-from tests.support.gateway import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.daemon.gateway.gates import Gate, gateway, listening
 from tests.support.federation import LiveFederation
-from tests.support.gateway import Gate, gateway, listening
 
 _HERE = Path(__file__).parent
 _QUESTION = "who looks after the anchor winch of elm?"
@@ -30,14 +30,15 @@ async def main(environments: list[Path]) -> int:
             await live.ingest_all()
             async with gateway(live.sites["elm"]) as gate:
                 token = await gate.token("ask", "embed")
-                return sum([not await _asks(one, gate, token) for one in environments])
+                return sum(
+                    [not await asyncio.to_thread(_asks, one, gate, token) for one in environments]
+                )
 
 
-async def _asks(environment: Path, gate: Gate, token: str) -> bool:
+def _asks(environment: Path, gate: Gate, token: str) -> bool:
     script = _HERE / ("langchain.py" if "langchain" in environment.name else "openai_sdk.py")
     words = (f"{gate.url}/v1", token, _QUESTION)
-    done = await asyncio.to_thread(
-        subprocess.run,
+    done = subprocess.run(
         [environment / "bin" / "python", "-I", script, *words],
         capture_output=True,
         text=True,
