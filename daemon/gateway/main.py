@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -68,12 +69,23 @@ async def _serve(settings: GatewaySettings, file: Path) -> None:
     fedd = Fedd(settings.socket)
     try:
         server = uvicorn.Server(_configured(settings, fedd))
+        _end_by_signals(server)
         with _listening(settings.listen) as listening:
             log.info("ready", listen=settings.listen, tls=settings.tls_key is not None)
             await server.serve(sockets=[listening])
     finally:
         await fedd.close()
     log.info("stopped")
+
+
+def _end_by_signals(server: uvicorn.Server) -> None:
+    """uvicorn ends by a signal, and then raises it again: that must not end the process by it."""
+
+    def stop() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
