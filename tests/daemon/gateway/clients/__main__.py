@@ -53,7 +53,8 @@ def _asks(environment: Path, gate: Gate, token: str) -> bool:
     good = bool(
         "anchor winch" in told["answer"] and cited and all(mark[0] == "[" for mark in cited)
     )
-    print(f"{environment.name} {told['version']}: cites {' '.join(cited) or 'nothing'}, {told}")
+    name = f"{environment.name.removeprefix('.clients-')} ({told['version']})"
+    print(f"{name}: {told['answer']!r} cites {' '.join(cited) or 'nothing'}")
     return good
 
 

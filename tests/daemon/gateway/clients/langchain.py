@@ -14,7 +14,10 @@ def main(url: str, token: str, question: str) -> None:
     chat: Any = ChatOpenAI(model="hanse", base_url=url, api_key=token)
     message = chat.invoke(question)
     streamed = "".join(str(piece.content) for piece in chat.stream(question))
-    # Without the second option it sends numbers of OpenAI's own tokens instead of texts.
+    # Its message has the marks and not what they cite, which OpenAI's client beneath it has.
+    asked: Any = {"model": "hanse", "messages": [{"role": "user", "content": question}]}
+    sources = chat.root_client.chat.completions.create(**asked).choices[0].message.annotations
+    # Without the fourth option it sends numbers of OpenAI's own tokens instead of texts.
     embeddings: Any = OpenAIEmbeddings(
         model="hanse-embedding",
         base_url=url,
@@ -29,10 +32,7 @@ def main(url: str, token: str, question: str) -> None:
             {
                 "version": version("langchain-openai"),
                 "answer": message.content,
-                "cited": [
-                    one.get("url_citation", one)
-                    for one in message.additional_kwargs.get("annotations", [])
-                ],
+                "cited": [one.url_citation.model_dump() for one in sources],
                 "vectors": [len(one) for one in vectors],
             }
         )
