@@ -15,6 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from daemon.gateway import connections
 from daemon.gateway.connections import HEADER_BYTES, TimedProtocol
 
+pytestmark = pytest.mark.slow
+
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
