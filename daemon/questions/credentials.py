@@ -32,8 +32,11 @@ class Credentials:
         self._tokens = tokens
         self._audit = audit
 
-    async def of(self, context: Context, scope: str, action: Action) -> Token:
-        """The token of this call, which is for that; otherwise the call ends here."""
+    async def of(self, context: Context, scope: str, action: Action | None = None) -> Token:
+        """The token of this call, which is for that; otherwise the call ends here.
+
+        ``action``: as what it is audited; None: figures, and who one is, are not.
+        """
         token = await self.any(context, action)
         if scope not in token.scopes:
             await self._turn_down(token, action, "scope")

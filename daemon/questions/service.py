@@ -74,7 +74,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> questions.FiguresReply:
         """The numbers of a status, without its words."""
         if self._credentials.told(context):
-            await self._credentials.of(context, "metrics", "metrics")
+            await self._credentials.of(context, "metrics")
         status = await ControlService(self._around, "").Status(request, context)
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
 

@@ -74,7 +74,6 @@ Action = Literal[
     "forget-round",
     "ingest",
     "manifest",
-    "metrics",
     "negatives",
     "original",
     "page-image",
