@@ -227,6 +227,9 @@ RuleName = Annotated[str, _one_of(RULES, 'rule = "norm"', refused=RULES_ON_VALUE
 ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"')]
 Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 RetrievalLevel = Literal["passage", "sentence", "both"]
+PromptKind = Literal["general", "domain", "metric", "novel", "medical"]
+"""Kinds of questions; each is a file of `daemon.answering.prompts`."""
+Unsupported = Literal["drop", "mark"]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 IndexAddress = Annotated[str, AfterValidator(_as_index_address)]

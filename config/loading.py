@@ -292,8 +292,28 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             "lower it, or phases end before a site is seen to be there",
         )
     if isinstance(retrieval, RetrievalSettings):
+        yield from _model_problems(retrieval)
         for name in ("retriever", "next_retriever"):
             yield from _passage_problems(name, sections.get(name), retrieval)
+
+
+def _model_problems(retrieval: RetrievalSettings) -> Iterator[Problem]:
+    """A generator without the model that it writes with, or with one of another kind."""
+    wanted = {
+        "transformers": ("a folder with a language model", "/srv/models/writer"),
+        "openai": ("a server on this machine", "http://127.0.0.1:8080/v1#MODEL"),
+    }
+    if retrieval.generator not in wanted:
+        return
+    expected, example = wanted[retrieval.generator]
+    given = retrieval.language_model
+    if given is None or given.startswith("http") != example.startswith("http"):
+        yield Problem(
+            "retrieval.language_model",
+            "nothing" if given is None else _toml(given),
+            f"{expected} with retrieval.generator = {_toml(retrieval.generator)}",
+            f"write for example language_model = {_toml(example)}",
+        )
 
 
 def _passage_problems(

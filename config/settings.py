@@ -173,6 +173,7 @@ class RetrievalSettings(Section, AnsweringAxes):  # type: ignore[misc]  # frozen
     passage_tokens: int = Field(220, ge=32, le=510)
     top_k: int = as_in("AskRequest", "top_k", 8, least=1)
     cross_encoder: FilePath | None = None
+    language_model: WriterName | None = None  # None: there is none
 
 
 @planned("min_pairs", "TrainingPlan")

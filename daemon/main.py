@@ -32,6 +32,7 @@ from daemon.control.socket import SocketError
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials
+from daemon.learning.language_model import LanguageModelError
 from daemon.learning.options import EncoderError, LearningError, RetrieverDescription
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
@@ -97,7 +98,7 @@ _RELOAD = "reload"  # what an error may be about, until a reload goes well
 # What may be wrong at a start; each says its cause and remedy in one line.
 _MISCONFIGURED = (
     *(SettingsError, IdentityError, ManifestError, StateInUse, WorkersRefused),
-    EncoderError,
+    *(EncoderError, LanguageModelError),
 )
 _REFUSALS = (
     *_MISCONFIGURED,
@@ -108,9 +109,7 @@ _REFUSALS = (
     TokenError,
     SocketError,
     ListenError,
-    LearningError,
-    LibraryError,
-    WorkerCrashed,
+    *(LearningError, LibraryError, WorkerCrashed),
 )
 
 

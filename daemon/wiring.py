@@ -158,7 +158,8 @@ def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
 def answering_options(settings: Settings) -> AnsweringOptions:
     """How questions are answered."""
     said = settings.retrieval.model_dump(exclude={"passage_tokens", "top_k"}, exclude_none=True)
-    return AnsweringOptions(**(said | {"cross_encoder": str(said.get("cross_encoder", ""))}))
+    said |= {"cross_encoder": str(said.get("cross_encoder", ""))}
+    return AnsweringOptions(**said, device=settings.retriever.device)
 
 
 def _index_options(settings: Settings, site: str) -> IndexOptions:

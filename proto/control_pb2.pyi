@@ -1879,18 +1879,30 @@ class AskReply(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
+<<<<<<< HEAD
     ABSTAINED_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
+=======
+    INSTEAD_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+>>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
     """the version that answered"""
     seconds: _builtins.float
     """from receipt to reply"""
+<<<<<<< HEAD
     abstained: _builtins.bool
     """the documents do not answer: the passages are the nearest ones"""
     probability: _builtins.float
     """that they answer, 0 to 1; 0: too few validation pairs to say"""
+=======
+    instead: _builtins.str
+    """why another generator wrote it than the one chosen; empty: that one did"""
+    dropped: _builtins.int
+    """statements taken out, for what they cite does not support them"""
+>>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""
@@ -1907,12 +1919,21 @@ class AskReply(_message.Message):
         model_digest: _builtins.bytes = ...,
         seconds: _builtins.float = ...,
         passages: _abc.Iterable[Global___Citation] | None = ...,
+<<<<<<< HEAD
         abstained: _builtins.bool = ...,
         probability: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds"]  # noqa: Y015
+=======
+        instead: _builtins.str = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "seconds", b"seconds"]  # noqa: Y015
+>>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1932,6 +1953,7 @@ class Citation(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    UNSUPPORTED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """the [n] in the answer; 0 for a passage that is not cited"""
     document_id: _builtins.str
@@ -1950,6 +1972,8 @@ class Citation(_message.Message):
     """of the passage: text, table or figure"""
     page: _builtins.int
     """on which the passage begins, from 1; 0: no pages"""
+    unsupported: _builtins.bool
+    """a statement cites it that it does not support; kept, and marked"""
     @_builtins.property
     def copies(self) -> Global___Copies:
         """of the passage, which stands for them; absent: there are none"""
@@ -1967,10 +1991,11 @@ class Citation(_message.Message):
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
         copies: Global___Copies | None = ...,
+        unsupported: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

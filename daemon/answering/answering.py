@@ -44,6 +44,9 @@ class Answered:
     model_digest: bytes
     left_out: str = ""  # as `OpenVersion.search` says
     probability: float = 0.0
+    instead: str = ""  # this and the next two: as `GeneratedAnswer`
+    failed: bool = False
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class OpenVersion:
             model_digest=self.model_digest,
             left_out=left_out,
             probability=self.abstention.probability(evidence),
+            instead=answer.instead,
+            failed=answer.failed,
+            dropped=answer.dropped,
         )
 
     def search(

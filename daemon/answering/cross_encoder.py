@@ -24,6 +24,7 @@ import transformers
 from safetensors import SafetensorError
 
 from crypto.arrays import Float32
+from daemon.answering.generator import cause_of
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever.encoder import chosen_device
 from daemon.library.search import Explanation, Ranked
@@ -33,7 +34,6 @@ log = structlog.get_logger()
 _AT_ONCE = 8  # passages in a forward pass, between which the clock is looked at
 _LONGEST = 512  # tokens of question and passage together
 _SECONDS = 10.0  # for one question: who asks waits for them
-_LONGEST_CAUSE = 300  # characters
 _REMEDY = "correct retrieval.cross_encoder, or remove it"
 
 
@@ -83,7 +83,7 @@ class CrossEncoder:
             loaded.scores("which?", ["that", "this " * _LONGEST])
         except Exception as error:  # any: what a stranger's model does nobody can list
             raise EncoderError(
-                f"the model in {folder} can't compare texts: {_said(error)}: {_REMEDY}"
+                f"the model in {folder} can't compare texts: {cause_of(error)}: {_REMEDY}"
             ) from error
         return loaded
 
@@ -126,17 +126,12 @@ class CrossEncoder:
         try:
             scores = self.scores(question, [one.passage.embedding_text for one in best])
         except Exception as error:  # any, as above: the answer is not to be lost
-            cause = _said(error)
+            cause = cause_of(error)
             log.warning("passages are not ranked by the cross-encoder", cause=cause)
             return list(found), cause
         order = np.argsort(-scores, kind="stable").tolist()
         anew = [_with(best[row], float(scores[row]), row + 1) for row in order]
         return [*anew, *found[self.depth :]], ""
-
-
-def _said(error: Exception) -> str:
-    said = " ".join(str(error).encode(errors="replace").decode().split())  # a path may be in it
-    return said[:_LONGEST_CAUSE] or type(error).__name__
 
 
 def _with(one: Ranked, score: float, place: int) -> Ranked:

@@ -10,6 +10,8 @@ from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
 
+_LONGEST_CAUSE = 300  # characters
+
 
 @dataclass(frozen=True)
 class Citation:
@@ -25,14 +27,23 @@ class Citation:
     kind: Kind = "text"  # of the passage
     page: int = 0  # on which it begins, from 1; 0: no pages
     copies: Copies | None = None  # of the passage: what says nearly the same
+    unsupported: bool = False  # a statement cites it that it does not support; kept, and marked
 
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """An answer whose [n] marks number its citations; without citations nothing was found."""
+    """An answer whose [n] marks number its citations; without citations nothing was found.
+
+    ``instead``: why another generator wrote it than the one that was chosen; "": that one did.
+    ``failed``: that one could not write. ``dropped``: statements that were taken out, for what
+    they cite does not support them.
+    """
 
     text: str
     citations: tuple[Citation, ...]
+    instead: str = ""
+    failed: bool = False
+    dropped: int = 0
 
 
 class Generator(Protocol):
@@ -40,6 +51,12 @@ class Generator(Protocol):
 
     def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
         """Answer from ``passages``, best first; there may be none."""
+
+
+def cause_of(error: Exception) -> str:
+    """What went wrong, on a line, as people are told it; a path may be in it."""
+    said = " ".join(str(error).encode(errors="replace").decode().split())
+    return said[:_LONGEST_CAUSE] or type(error).__name__
 
 
 def cite(number: int, ranked: Ranked, text: str) -> Citation:

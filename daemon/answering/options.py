@@ -16,12 +16,16 @@ class AnsweringOptions(AnsweringAxes):
 
     ``cross_encoder``: the folder of a model that ranks the ``cross_encoder_depth`` best passages
     anew (`daemon.answering.cross_encoder`); "": none does.
+    ``language_model``: the folder, or URL#NAME, of what writes; "": nothing does. ``device``: as
+    the retriever's.
 
     ``lost_answers``: the share of questions with an answer that may be refused
     (`daemon.answering.abstention`); 0: none is, however little was found.
     """
 
     cross_encoder: str = ""
+    language_model: str = ""
+    device: str = "auto"
 
 
 AS_USUAL = AnsweringOptions()

@@ -327,6 +327,8 @@ class LibraryCalls(Calls):
             seconds=seconds,
             abstained=not answered.citations,
             probability=answered.probability,
+            instead=answered.instead,
+            dropped=answered.dropped,
         )
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:

@@ -34,7 +34,7 @@ from daemon.answering.embedding import (
     SentenceEmbedder,
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
-from daemon.answering.generators import GENERATORS
+from daemon.answering.generators import CHECKS, GENERATORS
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
@@ -181,8 +181,13 @@ class OpenIndex:
 
 
 def check(options: AnsweringOptions, device: str) -> None:
-    """Load what ``options`` name, so that a start is refused; raises EncoderError."""
+    """Load what ``options`` name, so that a start is refused.
+
+    Raises EncoderError, LanguageModelError.
+    """
     _loaded(options.cross_encoder, options.cross_encoder_depth, device)
+    if (load := CHECKS.get(options.generator)) is not None:
+        load(options)
 
 
 def open_version(

@@ -114,6 +114,7 @@ class Collection:
         self.index_engine = ""  # what searches it
         self.last_error = ""
         self._left_out = ""  # as `OpenVersion.search` says of the last question
+        self._unwritten = ""  # as `Answered.instead`, where it failed at the last question
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = self._served_spec = spec
@@ -136,9 +137,17 @@ class Collection:
         self._embedding = EmbeddingProgress(0, 0)  # of the one that is being made
 
     async def prepare(self) -> None:
-        """Make the library where there is none yet; EncoderError for models that can't answer."""
-        if self._settings.answering.cross_encoder:
-            log.info("loading the cross-encoder", folder=self._settings.answering.cross_encoder)
+        """Make the library where there is none yet.
+
+        EncoderError or LanguageModelError for models that can't answer.
+        """
+        options = self._settings.answering
+        if options.cross_encoder or options.language_model:
+            log.info(
+                "loading what ranks and writes answers",
+                cross_encoder=options.cross_encoder,
+                language_model=options.language_model,
+            )
             await self._answering.run(
                 answering_jobs.check, self._settings.answering, self._spec.device
             )
@@ -484,19 +493,26 @@ class Collection:
 
     @property
     def warnings(self) -> list[str]:
-        """What people should look at: that answers are ranked worse than was wanted, and why."""
-        if not self._left_out:
-            return []
-        # A path in it is not ours, and need not be UTF-8.
-        cause = self._left_out.encode(errors="replace").decode()
-        return [f"questions are ranked without the cross-encoder: {cause}"]
+        """What people should look at: answers that are made worse than was wanted, and why."""
+        causes = {
+            "questions are ranked without the cross-encoder": self._left_out,
+            "answers are extracted, not written": self._unwritten,
+        }
+        # A path in one is not ours, and need not be UTF-8.
+        return [
+            f"{what}: {cause.encode(errors='replace').decode()}"
+            for what, cause in causes.items()
+            if cause
+        ]
 
     async def ask(self, question: str, top_k: int, *, warn: bool = True) -> Answered:
         """Answer a question with the version that is open; ``warn`` of how, where people ask."""
         answered = await self._with_open_version(
             lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
         )
-        self._left_out = answered.left_out if warn else self._left_out
+        if warn:
+            self._left_out = answered.left_out
+            self._unwritten = answered.instead if answered.failed else ""
         return answered
 
     async def search(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import signal
 import socket
 import sys
@@ -31,25 +32,34 @@ SITES = ["elm", "fir", "oak"]
 
 
 class Writer(NamedTuple):
-    """A language model's server, of few ideas; its third reply waits until it may go on."""
+    """A language model's server, of few ideas; its third query waits until it may go on.
+
+    What it answers is half invented; ``broken``: it answers nothing.
+    """
 
     url: str
     asked: list[dict[str, object]]
     go_on: threading.Event
+    broken: threading.Event
 
 
 @pytest.fixture(scope="module")
 def writer() -> Iterator[Writer]:
-    go_on = threading.Event()
+    go_on, broken = threading.Event(), threading.Event()
     count = itertools.count(1)
 
     def write(body: dict[str, object]) -> tuple[int, bytes]:
+        if broken.is_set():
+            return 500, b"out of memory"
+        if found := re.search(r"<passage 1>.*\n(.*?\.)\s", str(body["messages"][0]["content"])):  # type: ignore[index]
+            more = "Pirates own it [1]. [Read on](http://evil.example) [1]."
+            return completion(f"{found[1][:-1]} [1]. {more}")
         if next(count) == 3:
             go_on.wait(60)
         return completion(f"1. {about(body)}")
 
     with serving(write) as (url, asked):
-        yield Writer(url, asked, go_on)
+        yield Writer(url, asked, go_on, broken)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,7 +76,13 @@ async def live(
             "retriever": {"passage_pooling": "mean"},  # and questions as its makers say
         }
         async with LiveFederation.start(
-            root, SITES, adapt="lora", tables=tables, read_as=BY_FIRST_TOKEN
+            *(root, SITES),
+            adapt="lora",
+            tables=tables,
+            own={
+                "fir": {"retrieval": {"generator": "openai", "language_model": f"{writer.url}#m"}}
+            },
+            read_as=BY_FIRST_TOKEN,
         ) as federation:
             told = systemd.recv(4096).decode()
             assert told.startswith("READY=1\nSTATUS=site elm, round 0")
@@ -382,3 +398,28 @@ async def test_a_failed_attempt_says_why_and_at_whose_side(live: LiveFederation)
     shown = json.loads(out)
     assert [a["outcome"] for a in shown["attempts"]] == ["committed"]
     assert shown["attempts"][0]["bytes_sent"] > 0
+
+
+async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
+    live: LiveFederation, writer: Writer
+) -> None:
+    fir = live.sites["fir"]
+    question = "who looks after the keel block of fir?"
+    code, out, err = await fedctl(fir, "ask", question)
+    assert code == 0, err
+    first = out.splitlines()[0]
+    assert re.fullmatch(r"The wardens of fir \w+ the [\w ]+ on day \d+\. \[1\]", first)
+    assert "evil" not in out and "Pirates" not in out
+    assert "2 statements were taken out: what they cite does not support them" in out
+    assert "answers are extracted" not in " ".join((await fir.status()).warnings)
+    writer.broken.set()
+    try:
+        code, out, err = await fedctl(fir, "ask", question)
+        assert code == 0, err
+        cause = f"the language model at {writer.url} answered 500: out of memory"
+        assert f"The answer is extracted, not written: {cause}" in out
+        told = json.loads((await fedctl(fir, "ask", question, "--json"))[1])
+        assert (told["instead"], told["citations"][0]["number"]) == (cause, 1)
+        assert f"answers are extracted, not written: {cause}" in (await fir.status()).warnings
+    finally:
+        writer.broken.clear()

@@ -338,11 +338,14 @@ def show_answer(console: Console, reply: AskReply) -> None:
         header = citation.context.rpartition("\n")[2]
         of_a_table = citation.kind == "table" and "\t" in header
         said = f"{header.strip()}: {citation.text}" if of_a_table else citation.text
-        line = f"[{citation.number}] {where}: {said}"
+        doubt = " (does not support all that cites it)" if citation.unsupported else ""
+        line = f"[{citation.number}] {where}{doubt}: {said}"
         console.print(plain_text(line), soft_wrap=True)
         also_in(citation.copies, console)
     if reply.abstained and reply.passages:
         _show_nearest(console, reply)
+    for note in _notes(reply):
+        console.print(plain_text(f"\n{note}"), style="dim", soft_wrap=True)
     _show_retrieved(console, reply)
 
 
@@ -356,6 +359,18 @@ def _show_nearest(console: Console, reply: AskReply) -> None:
         said = " ".join(passage.text.split())
         line = visible(f"  {where}: {said}").replace("\n", " ")
         console.print(plain_text(line), overflow="ellipsis", no_wrap=True)
+
+
+def _notes(reply: AskReply) -> Iterator[str]:
+    """How the answer came about, where not as the site's settings say."""
+    if reply.instead:
+        yield f"The answer is extracted, not written: {in_line(reply.instead)}"
+    if reply.dropped:
+        one = reply.dropped == 1
+        yield (
+            f"{counted(reply.dropped, 'statement')} {'was' if one else 'were'} taken out: what "
+            f"{'it cites does' if one else 'they cite does'} not support {'it' if one else 'them'}"
+        )
 
 
 def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:

@@ -1,0 +1,142 @@
+"""Checks what a language model wrote against the passages that it cites.
+
+The text is made plain and cut into statements. One stays if it cites a passage that was given and
+that passage supports it (`daemon.answering.statements.support`); another is dropped, or kept and
+marked, as the site chose. Citations are numbered anew, in the order in which they appear, and
+each is of the sentence, or row, of its passage that is most like the statement.
+
+Pure: the same text and passages give the same answer. A text is believed in nothing: a citation
+of a passage that was not given is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from daemon.answering.generator import Citation, cite
+from daemon.answering.statements.plain_text import plain
+from daemon.answering.statements.quantities import figures_of
+from daemon.answering.statements.support import Source, Wording, supported
+from daemon.library.passages import sentences
+from daemon.library.search import Ranked
+
+Unsupported = Literal["drop", "mark"]
+
+MARK = "(not supported)"
+_MOST = 40  # statements of a reply that are looked at
+_MARKS = re.compile(r"(?:\[\s*\d{1,3}(?:\s*[,;]\s*\d{1,3})*\s*\]\s*)+")
+# "Oil burns. [1] Wool does not." cites in its first sentence.
+_BEHIND = re.compile(rf"([.!?…]+[\"'”’)]*)\s*({_MARKS.pattern})")
+# Marks go through the cutting of sentences as letters that no text has left (category Co).
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_HIDDEN = re.compile(f"{_OPEN}([\\d,]*){_CLOSE}")
+# What is left of "According to [1], ".
+_LEAD = re.compile(r"^(?:according to|as stated in|as said in|as per|in|per)\s*,\s*", re.IGNORECASE)
+_END = re.compile(r"[\s.!?…,;:]*")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence without its marks; ``clauses``: what of it each run of marks stands behind."""
+
+    text: str
+    clauses: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Passages that it cites, each once."""
+        return tuple(dict.fromkeys(number for _, cited in self.clauses for number in cited))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is left of a text: its statements with their marks, and what these are.
+
+    ``supported``: how many of its statements are; ``dropped``: how many were taken out.
+    """
+
+    text: str
+    citations: tuple[Citation, ...]
+    supported: int
+    dropped: int
+
+
+def checked(text: str, passages: Sequence[Ranked], unsupported: Unsupported) -> Checked:
+    """What a model wrote, as may be shown; ``passages``: those it was given, [1] first."""
+    sources = [Source(one.passage) for one in passages]
+    numbering = _Numbering(passages, sources)
+    written: list[str] = []
+    good = dropped = 0
+    for statement in statements(text):
+        given = tuple(n for n in statement.numbers if 1 <= n <= len(passages))
+        holds = given == statement.numbers and all(
+            supported(clause, [sources[n - 1] for n in numbers])
+            for clause, numbers in statement.clauses
+        )
+        good += holds
+        if not holds and unsupported == "drop":
+            dropped += 1
+            continue
+        marks = "".join(f" [{number}]" for number in numbering.of(statement, given, holds))
+        written.append(f"{statement.text}{marks}{'' if holds else f' {MARK}'}")
+    return Checked(" ".join(written), tuple(numbering.citations), good, dropped)
+
+
+def statements(text: str) -> list[Statement]:
+    """The sentences of a text as a model wrote it, each with what it cites; plain."""
+    found: list[Statement] = []
+    for line in plain(text).splitlines():
+        line = _BEHIND.sub(lambda match: f" {match[2].strip()}{match[1]} ", line)
+        line = _MARKS.sub(
+            lambda run: f"{_OPEN}{','.join(re.findall('[0-9]+', run[0]))}{_CLOSE} ", line
+        )
+        for sentence in sentences(line):
+            if (statement := _statement(sentence)) is not None:
+                found.append(statement)
+    return found[:_MOST]
+
+
+def _statement(sentence: str) -> Statement | None:
+    """None for one that is nothing but marks and points."""
+    *parts, last = _HIDDEN.split(sentence)
+    clauses = [
+        (said.strip(), tuple(map(int, marks.split(","))))
+        for said, marks in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    text = " ".join(" ".join([*(said for said, _ in clauses), last]).split())
+    text = _LEAD.sub("", re.sub(r"\s+([.!?…,;:])", r"\1", text)).strip()
+    if _END.fullmatch(text):
+        return None
+    whole = _END.fullmatch(last) and all(not _END.fullmatch(said) for said, _ in clauses)
+    if clauses and not whole:  # "According to [1], oil burns.": all of it is of all that it cites
+        clauses = [(text, tuple(n for _, numbers in clauses for n in numbers))]
+    return Statement(text, tuple(clauses) or ((text, ()),))
+
+
+class _Numbering:
+    """Citations in the order in which they appear, one for each sentence that is cited."""
+
+    def __init__(self, passages: Sequence[Ranked], sources: Sequence[Source]) -> None:
+        self.citations: list[Citation] = []
+        self._passages, self._sources = passages, sources
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, statement: Statement, given: Sequence[int], holds: bool) -> list[int]:
+        """The new numbers of what a statement cites."""
+        wording, figures = Wording.of(statement.text), figures_of(statement.text)
+        numbers: list[int] = []
+        for old in given:
+            source = self._sources[old - 1]
+            at, _ = source.best(wording, figures)
+            if (old, at) not in self._known:
+                number = len(self.citations) + 1
+                self._known[old, at] = number
+                self.citations.append(cite(number, self._passages[old - 1], source.parts[at]))
+            numbers.append(self._known[old, at])
+            if not holds:
+                index = self._known[old, at] - 1
+                self.citations[index] = replace(self.citations[index], unsupported=True)
+        return list(dict.fromkeys(numbers))

@@ -1,0 +1,1 @@
+"""What a language model wrote, taken apart: plain text, quantities, what supports a statement."""

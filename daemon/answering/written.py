@@ -1,0 +1,125 @@
+"""An answer that a language model writes, from the passages found and from nothing else.
+
+The model is given passages and a question and is believed in nothing: what it writes is checked
+statement by statement (`daemon.answering.citations`). Where it is not there, fails, is late, or
+nothing of what it wrote is supported, the extractive answer stands in, and says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from daemon.answering.citations import checked
+from daemon.answering.generator import GeneratedAnswer, Generator, cause_of
+from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.prompts import prompt
+from daemon.learning.language_model import LanguageModelError
+from daemon.library.search import Ranked
+from daemon.process.chat_client import Sampling
+
+log = structlog.get_logger()
+
+# What every prompt asks for where the passages say nothing of it.
+_NOT_ANSWERED = "not answered"
+
+
+class AnswerModel(Protocol):
+    """A language model, seen from here."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """What its tokenizer reads as more than letters; empty where nobody knows."""
+
+    def room(self, new_tokens: int) -> int:
+        """Tokens that a prompt may have beside a reply of so many."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a prompt, rather too many than too few."""
+
+    def write(self, text: str, sampling: Sampling, within_s: float) -> str:
+        """What it writes behind a prompt; raises whatever it likes."""
+
+
+class WrittenGenerator:
+    """See `daemon.answering.generator.Generator`; ``otherwise`` stands in."""
+
+    def __init__(
+        self, load: Callable[[], AnswerModel], otherwise: Generator, options: AnsweringOptions
+    ) -> None:
+        self._otherwise, self._options = otherwise, options
+        self._model: AnswerModel | None = None
+        self._lacking = ""
+        try:
+            self._model = load()
+        except LanguageModelError as error:  # a start was refused for it; people get answers now
+            self._lacking = cause_of(error)
+            log.warning("answers are extracted, not written", cause=self._lacking)
+
+    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+        """Statements that the passages support, each with its [n], or the other's answer."""
+        if not passages:
+            return self._otherwise.generate(question, passages)
+        if self._model is None:
+            return self._instead(question, passages, self._lacking, failed=True)
+        try:
+            text, given = self._written(self._model, question, passages)
+        except Exception as error:  # any: what a stranger's model does nobody can list
+            cause = cause_of(error)
+            log.warning("an answer is extracted, not written", cause=cause)
+            return self._instead(question, passages, cause, failed=True)
+        if text.strip().casefold().rstrip(".") == _NOT_ANSWERED:
+            cause = "the language model says that the passages do not answer it"
+            return self._instead(question, passages, cause)
+        left = checked(text, passages[:given], self._options.unsupported)
+        if not left.supported:
+            cause = "nothing of what the language model wrote is supported by what it cites"
+            return self._instead(question, passages, cause, dropped=left.dropped)
+        return GeneratedAnswer(left.text, left.citations, dropped=left.dropped)
+
+    def _written(
+        self, model: AnswerModel, question: str, passages: Sequence[Ranked]
+    ) -> tuple[str, int]:
+        """What the model wrote, and how many of the passages it was given."""
+        options = self._options
+        until = time.monotonic() + options.answer_within_s
+        room = model.room(options.new_tokens)
+        if room < 1:
+            raise LanguageModelError(
+                f"the model reads and writes fewer than {options.new_tokens} tokens: lower "
+                "retrieval.new_tokens"
+            )
+        asked, given = prompt(
+            options.prompt,
+            question,
+            [one.passage for one in passages],
+            min(options.prompt_tokens, room),
+            model.count,
+            model.special_tokens,
+        )
+        sampling = Sampling(
+            options.new_tokens, options.temperature, options.top_p, seed=_seed_of(question)
+        )
+        return model.write(asked, sampling, max(0.001, until - time.monotonic())), given
+
+    def _instead(
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        cause: str,
+        *,
+        failed: bool = False,
+        dropped: int = 0,
+    ) -> GeneratedAnswer:
+        other = self._otherwise.generate(question, passages)
+        return replace(other, instead=cause, failed=failed, dropped=dropped)
+
+
+def _seed_of(question: str) -> int:
+    """The same question gets the same answer: 31 bits, as all servers take them."""
+    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:4], "big") >> 1

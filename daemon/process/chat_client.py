@@ -1,0 +1,157 @@
+"""Asks a language model's server on this machine, in the common language of chat completions.
+
+What is asked holds passages, which must not leave this machine: any other address is refused.
+A reply is a stranger's: it is bounded in bytes and in time, from the first byte asked for to
+the last one read, so that a server that drips, or never ends, costs no more than one that is
+silent.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+MOST_BYTES = 1 << 20  # of a reply
+_SAID = 200  # characters of a refusal that are told on
+
+
+class ChatError(Exception):
+    """The server can't be asked, or its reply is none; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; ``temperature`` 0: the likeliest one, always.
+
+    ``new_tokens``: of a reply, at most. ``top_p``: the least set of tokens with that much
+    probability is drawn from (Holtzman et al. 2020). ``seed``: the same draws give the same
+    reply; None: as the server pleases.
+    """
+
+    new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class ChatClient:
+    """One model of a server (llama.cpp, vLLM, Ollama); ``url``: http://127.0.0.1:8080/v1."""
+
+    url: str
+    model: str
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        try:
+            port = parts.port
+        except ValueError:  # above 65535
+            port = None
+        if parts.scheme != "http" or not _is_local(parts.hostname) or port is None:
+            raise ChatError(
+                f"{self.url!r} is no server on this machine: passages must not leave it; "
+                "give http://127.0.0.1:PORT/v1"
+            )
+
+    def reply(self, text: str, sampling: Sampling, within_s: float) -> str:
+        """What the model says to one message; "" where that is no text. Raises ChatError.
+
+        ``within_s``: from now until the last byte.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.new_tokens,
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        status, data = self._exchanged(json.dumps(body).encode(), within_s)
+        if status != http.HTTPStatus.OK:  # a redirection, too: it is not followed
+            said = " ".join(data[:_SAID].decode(errors="replace").split())
+            raise ChatError(f"the language model at {self.url} answered {status}: {said}")
+        return _content(data, self.url)
+
+    def _exchanged(self, body: bytes, within_s: float) -> tuple[int, bytes]:
+        parts = urlsplit(self.url)
+        # By its address: a name in /etc/hosts may point anywhere. No proxy is asked.
+        host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
+        connection = http.client.HTTPConnection(host, parts.port, timeout=within_s)
+        late = threading.Event()
+        try:
+            connection.connect()
+            with _deadline(connection.sock, within_s, late):
+                connection.request(
+                    "POST",
+                    f"{parts.path.rstrip('/')}/chat/completions",
+                    body,
+                    {"Content-Type": "application/json"},
+                )
+                reply = connection.getresponse()
+                data = reply.read(MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            if late.is_set() or isinstance(error, TimeoutError):
+                raise self._late(within_s) from error
+            raise ChatError(
+                f"the language model at {self.url} did not answer "
+                f"({error or type(error).__name__}): start it, or give its right port"
+            ) from error
+        finally:
+            connection.close()
+        if late.is_set():  # what was read by then ends anywhere
+            raise self._late(within_s)
+        return reply.status, data
+
+    def _late(self, within_s: float) -> ChatError:
+        return ChatError(
+            f"the language model at {self.url} did not answer within {within_s:g} s: "
+            "choose a smaller model, or wait longer"
+        )
+
+
+@contextmanager
+def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -> Iterator[None]:
+    """Cuts the connection then: a timeout of a socket starts anew with each byte."""
+
+    def cut() -> None:
+        late.set()
+        with suppress(OSError):  # closed by the other side: what waits for it has woken
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _content(data: bytes, url: str) -> str:
+    if len(data) > MOST_BYTES:
+        raise ChatError(f"the language model at {url} sent more than {MOST_BYTES >> 20} MiB")
+    try:
+        text = json.loads(data)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ChatError(
+            f"the reply from {url} is no chat completion: is it an OpenAI-compatible server?"
+        ) from error
+    return text if isinstance(text, str) else ""
+
+
+def _is_local(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False

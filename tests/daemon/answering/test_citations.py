@@ -1,0 +1,149 @@
+"""What a model wrote against what it cites: statements stay, go, or are marked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.answering.citations import MARK, Checked, checked
+from daemon.library.contents import Passage
+from daemon.library.search import Ranked
+
+LAMP = Passage(
+    *(1, "p-lamp", "lamp", "Lamps"),
+    "Whale oil burns in every lamp. A wick is cut daily. It must not be left alone.",
+    page=7,
+)
+ROPE = Passage(
+    *(2, "p-rope", "rope", "Hemp rope"),
+    "Hemp rope is tarred against rot. It lasts four winters. "
+    "In 2023 the yard sold 1,250 coils for $30,000. In 2022 the yard sold 1,000 coils.",
+)
+WARDS = Passage(
+    *(3, "p-ward", "ward", "Wards", "Wing\tBeds\nEast\t30\nWest\t28", "Beds in use", "table", 4)
+)
+PASSAGES = [Ranked(one, 1.0 / one.rowid) for one in (LAMP, ROPE, WARDS)]
+
+
+def check(text: str) -> Checked:
+    return checked(text, PASSAGES, "drop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whale oil burns in every lamp [1].",
+        "Whale oil burns in every lamp. [1]",
+        "Oil burns in lamps [1].",
+        "Yes, whale oil burns in every lamp [1].",
+        "It must not be left alone [1].",
+        "Hemp rope lasts 4 winters [2].",
+        "The yard sold 1250 coils in 2023 [2].",
+        "East has 30 beds in use and West has 28 [3].",
+        "1,250 [2]",
+        "The yard sold (1,250 - 1,000) / 1,000 = 25% more coils [2].",
+        "The difference is 1,250 - 1,000 = 250 coils, an increase of 250 coils [2].",
+        "In all 30 + 28 = 58 beds are in use [3].",
+        "Whale oil burns in every lamp [1] and hemp rope is tarred [2].",
+        "Whale oil burns in every lamp and hemp rope is tarred [1][2].",
+        "Whale oil burns in every lamp and hemp rope is tarred [1, 2].",
+        "According to [1], whale oil burns in every lamp.",
+    ],
+)
+def test_what_a_passage_says_stays(text: str) -> None:
+    left = check(text)
+    assert (left.supported, left.dropped) == (1, 0)
+    assert left.citations
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whale oil burns in every lamp.",  # cites nothing
+        "Whale oil burns in every lamp [99].",
+        "Whale oil burns in every lamp [1][99].",
+        "Whale oil burns in every lamp [0].",
+        "Whale oil burns in every lamp [2].",  # cites another
+        "Hemp rope is tarred [2] and whale oil burns in every lamp [2].",
+        "Kerosene burns in every lamp [1].",
+        "Whale oil burns in every lamp of Nantucket [1].",  # a name
+        "Whale oil does not burn in every lamp [1].",
+        "It must be left alone [1].",
+        "Hemp rope lasts 5 winters [2].",
+        "Hemp rope lasts four years [2].",
+        "Hemp rope lasts $4 [2].",
+        "East has 28 beds in use [3].",  # those of the other wing
+        "The yard sold 1,250 coils on 31 May 2023 [2].",
+        "The yard sold (1,250 - 1,000) / 1,000 = 26% more coils [2].",
+        "The yard sold 1,250 - 900 = 350 more coils [2].",
+        "1,250 × 4 = 5,000 coils [2].",
+        "The answer is 42 [1].",
+        "L'huile de baleine brûle dans chaque lampe [1].",
+        "Yes [1].",
+        "[1]",
+        "",
+    ],
+)
+def test_what_none_says_is_dropped(text: str) -> None:
+    left = check(text)
+    assert (left.text, left.citations, left.supported) == ("", (), 0)
+
+
+def test_numbers_follow_the_text_and_lead_to_sentence_page_and_passage() -> None:
+    left = check("East has 30 beds [3]. A wick is cut daily [1]. It burns whale oil [1].")
+    assert left.text == "East has 30 beds. [1] A wick is cut daily. [2] It burns whale oil. [3]"
+    assert [
+        (one.number, one.document_id, one.passage_id, one.page, one.text, one.context)
+        for one in left.citations
+    ] == [
+        (1, "ward", "p-ward", 4, "East\t30", "Beds in use\nWing\tBeds"),
+        (2, "lamp", "p-lamp", 7, "A wick is cut daily.", ""),
+        (3, "lamp", "p-lamp", 7, "Whale oil burns in every lamp.", ""),
+    ]
+    again = check("Oil burns in every lamp [1]. A wick is cut [1]. Whale oil burns in lamps [1].")
+    assert [re.findall(r"\[(\d)\]", again.text), len(again.citations)] == [["1", "2", "1"], 2]
+
+
+def test_what_none_says_is_marked_where_the_site_wants_that() -> None:
+    text = "Kerosene burns in lamps [1]. A wick is cut daily [1]. Rope is tarred [9]. So what."
+    left = checked(text, PASSAGES, "mark")
+    assert left.text == (
+        f"Kerosene burns in lamps. [1] {MARK} A wick is cut daily. [2] Rope is tarred. {MARK} "
+        f"So what. {MARK}"
+    )
+    assert [one.unsupported for one in left.citations] == [True, False]
+    assert (left.supported, left.dropped) == (1, 0)
+
+
+def test_a_title_and_a_heading_are_part_of_what_is_said() -> None:
+    titled = Ranked(replace(ROPE, text="It lasts four winters.", context="Stores in 1851"), 1.0)
+    assert checked("Hemp rope lasts four winters in 1851 [1].", [titled], "drop").supported
+    assert not checked("Flax rope lasts four winters in 1852 [1].", [titled], "drop").supported
+
+
+WORDS = ["Whale", "oil", "burns", "lamp", "kerosene", "42", "four", "winters", "1,250", "not"]
+MARKS = ["[1]", "[2]", "[3]", "[4]", "[99]", "[1, 2]", "[x](http://e.example)", "<b>", "**", "."]
+
+
+@given(st.lists(st.sampled_from(WORDS + MARKS + ["\n", "{", "![", "= 5", "-"]), max_size=25))
+@settings(max_examples=100, deadline=None)
+def test_each_mark_leads_to_a_passage_that_was_given_whatever_was_written(
+    pieces: list[str],
+) -> None:
+    for unsupported in ("drop", "mark"):
+        left = checked(" ".join(pieces), PASSAGES, unsupported)
+        marks = [int(mark) for mark in re.findall(r"\[(\d+)\]", left.text)]
+        numbers = [one.number for one in left.citations]
+        assert sorted(set(marks)) == numbers == list(range(1, len(numbers) + 1))
+        assert list(dict.fromkeys(marks)) == numbers, "in the order in which they appear"
+        assert "[" not in re.sub(r"\[\d+\]", "", left.text)
+        for one in left.citations:
+            (passage,) = (it.passage for it in PASSAGES if it.passage.id == one.passage_id)
+            assert one.text in passage.text
+    assert not {"42", "kerosene"} & set(
+        check(" ".join(pieces)).text.casefold().replace(".", "").split()
+    ), "no passage says so"

@@ -1,0 +1,278 @@
+"""Real language models, taught on the spot to answer from the demo's documents with a citation.
+
+Both kinds that transformers knows, with a tokenizer of their own: one from text to text (T5) and
+a causal one (Llama) with a template for conversations. They know a few questions by heart; all
+else is as with a large one: loaded from a folder, prompted, sampled, checked.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from daemon.answering import transformers_model
+from daemon.answering.generator import GeneratedAnswer, Generator
+from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.prompts import prompt
+from daemon.answering.statements.support import Wording
+from daemon.answering.written import WrittenGenerator
+from daemon.jobs import answering
+from daemon.learning.language_model import LanguageModel, LanguageModelError
+from daemon.library.contents import Passage
+from daemon.library.passages import sentences
+from daemon.library.search import Ranked
+from daemon.process.chat_client import Sampling
+
+pytestmark = pytest.mark.slow  # it loads transformers and trains
+
+CORPUS = Path(answering.__file__).parents[1] / "fedctl" / "demo" / "corpus" / "tarrow"
+LESSONS = 4
+OPTIONS: dict[str, Any] = {"prompt": "novel", "prompt_tokens": 900, "new_tokens": 64}
+TURNS = (
+    "{% for turn in messages %}<|user|>{{ turn['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|answer|>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A question of the demo, two passages, and the sentence of the right one with its [n]."""
+
+    question: str
+    passages: list[Ranked]
+    answer: str
+    document: str
+
+
+def lessons() -> list[Lesson]:
+    documents = {one["id"]: one for one in _rows("documents.jsonl")}
+    names = list(documents)
+    made: list[Lesson] = []
+    for number, pair in enumerate(_rows("pairs_train.jsonl")[: 3 * LESSONS : 3]):
+        (name, *_) = pair["positives"]
+        other = names[(names.index(name) + 7) % len(names)]
+        order = [name, other] if number % 2 else [other, name]
+        passages = [
+            Ranked(
+                Passage(
+                    n, f"p{n}", one, documents[one]["title"], _begin(documents[one]["text"]), page=n
+                ),
+                1 / n,
+            )
+            for n, one in enumerate(order, start=1)
+        ]
+        asked = Wording.of(pair["query"]).stems
+        right = order.index(name)
+        best = max(
+            sentences(passages[right].passage.text),
+            key=lambda one: len(Wording.of(one).stems & asked),
+        )
+        made.append(Lesson(pair["query"], passages, f"{best[:-1]} [{right + 1}].", name))
+    return made
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (CORPUS / name).read_text().splitlines()]
+
+
+def _begin(text: str) -> str:
+    return " ".join(sentences(text)[:2])
+
+
+def asked(lesson: Lesson) -> str:
+    passages = [one.passage for one in lesson.passages]
+    text, given = prompt("novel", lesson.question, passages, 10_000, len)
+    assert given == 2
+    return text
+
+
+def tokenizer_of(texts: Sequence[str]) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>", "<|user|>", "<|end|>", "<|answer|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def small(kind: str, tokenizer: Any) -> Any:
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    if kind == "t5":
+        return T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=len(tokenizer),
+                d_model=64,
+                d_kv=16,
+                d_ff=128,
+                num_layers=1,
+                num_heads=4,
+                dropout_rate=0.0,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                decoder_start_token_id=tokenizer.pad_token_id,
+            )
+        )
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=1024,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def taught(folder: Path, kind: str) -> Path:
+    """Trained until it knows the answers by heart; its folder."""
+    taken = lessons()
+    texts = [asked(one) for one in taken]
+    tokenizer = tokenizer_of([*texts, *(one.answer for one in taken)])
+    if kind == "llama":
+        tokenizer.chat_template = TURNS
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = small(kind, tokenizer).train()
+        read = LanguageModel(model, tokenizer)
+        rows = [torch.tensor(read._ids(text)) for text in texts]
+        ends = [
+            torch.tensor([*tokenizer(one.answer)["input_ids"], tokenizer.eos_token_id])
+            for one in taken
+        ]
+        if kind == "llama":
+            labels = [
+                torch.cat([torch.full_like(row, -100), end])
+                for row, end in zip(rows, ends, strict=True)
+            ]
+            rows = [torch.cat(both) for both in zip(rows, ends, strict=True)]
+        else:
+            labels = ends
+        padded = torch.nn.utils.rnn.pad_sequence(rows, True, tokenizer.pad_token_id)
+        target = torch.nn.utils.rnn.pad_sequence(labels, True, -100)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], True)
+        optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+        for _ in range(500):
+            loss = model(input_ids=padded, attention_mask=mask, labels=target).loss
+            optimiser.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            if loss.item() < 0.01:
+                break
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["t5", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taught(tmp_path_factory.mktemp(request.param), request.param)
+
+
+class Silent:
+    """Stands in with nothing, so that a test sees who answered."""
+
+    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+        return GeneratedAnswer(f"nothing for {question!r} of {len(passages)} passages", ())
+
+
+def generator(folder: Path, otherwise: Generator, **options: Any) -> WrittenGenerator:
+    chosen = AnsweringOptions(
+        generator="transformers",
+        language_model=str(folder),
+        device="cpu",
+        **{**OPTIONS, "answer_within_s": 100.0, **options},
+    )
+    return WrittenGenerator(lambda: transformers_model.model(chosen), otherwise, chosen)
+
+
+def test_it_copies_the_right_sentence_and_cites_it(folder: Path) -> None:
+    writing = generator(folder, Silent())
+    for lesson in lessons():
+        given = writing.generate(lesson.question, lesson.passages)
+        assert not given.instead, given.text
+        assert given == writing.generate(lesson.question, lesson.passages), "the same each time"
+        sentence, _ = lesson.answer.rsplit(" [", 1)
+        assert given.text == f"{sentence}. [1]"
+        (citation,) = given.citations
+        assert citation.document_id == lesson.document
+        assert citation.text == f"{sentence}."
+
+
+def test_what_it_can_not_do_in_time_or_in_its_room_is_refused(folder: Path) -> None:
+    model = LanguageModel.load(folder)
+    text = asked(lessons()[0])
+    assert model.count(text) > 100
+    assert {"<pad>", "<s>", "</s>", "<|end|>"} <= set(model.special_tokens)
+    with pytest.raises(LanguageModelError, match="took more than"):
+        model.write(text, Sampling(64), within_s=1e-9)
+    if model.room(64) < 1024:
+        with pytest.raises(LanguageModelError, match=r"a prompt has .* the model room for 960"):
+            model.write("oil " * 2000, Sampling(64))
+        with pytest.raises(LanguageModelError, match=r"no room for a prompt beside 1024"):
+            model.write(text, Sampling(1024))
+
+
+def test_a_draw_is_of_its_seed_and_leaves_others_alone(folder: Path) -> None:
+    model = LanguageModel.load(folder)
+    wild = Sampling(12, temperature=2.0, top_p=1.0, seed=3)
+    torch.manual_seed(5)
+    undisturbed = torch.rand(1)
+    torch.manual_seed(5)
+    drawn = [model.write("lamp", wild) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert torch.rand(1) == undisturbed
+    other = [model.write("lamp", Sampling(12, 2.0, 1.0, seed=seed)) for seed in range(8)]
+    assert len(set(other)) > 1
+
+
+def test_what_lacks_weights_or_brings_code_is_refused(folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    weights = load_file(copied / "model.safetensors")
+    gone = next(name for name in weights if "layers.0" in name or "block.0" in name)
+    save_file(
+        {name: one for name, one in weights.items() if name != gone},
+        copied / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(LanguageModelError, match="was not trained to write"):
+        LanguageModel.load(copied)
+    ran = tmp_path / "ran"
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "stranger"
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "code.py").write_text(f"open({str(ran)!r}, 'w').write('x')\n")
+    with pytest.raises(LanguageModelError, match="cannot load the language model"):
+        LanguageModel.load(copied)
+    assert not ran.exists()
