@@ -26,7 +26,7 @@ class AnsweringAxes:
     prompt: PromptKind = "general"
     prompt_tokens: Annotated[int, Ge(128), Le(1_000_000)] = 2048
     new_tokens: Annotated[int, Ge(8), Le(8192)] = 512
-    temperature: Annotated[float, Ge(0), Le(2)] = 0.1
+    sampling_temperature: Annotated[float, Ge(0), Le(2)] = 0.1
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
     answer_within_s: Annotated[float, Ge(1), Le(100)] = 30.0
     unsupported: Unsupported = "drop"

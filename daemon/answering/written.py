@@ -103,7 +103,7 @@ class WrittenGenerator:
             model.special_tokens,
         )
         sampling = Sampling(
-            options.new_tokens, options.temperature, options.top_p, seed=_seed_of(question)
+            options.new_tokens, options.sampling_temperature, options.top_p, seed=_seed_of(question)
         )
         return model.write(asked, sampling, max(0.001, until - time.monotonic())), given
 

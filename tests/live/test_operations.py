@@ -407,8 +407,8 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
     question = "who looks after the keel block of fir?"
     code, out, err = await fedctl(fir, "ask", question)
     assert code == 0, err
-    first = out.splitlines()[0]
-    assert re.fullmatch(r"The wardens of fir \w+ the [\w ]+ on day \d+\. \[1\]", first)
+    assert re.fullmatch(r"(The wardens of fir|A worn) [\w ]+\. \[1\]", out.splitlines()[0]), out
+    assert "extracted, not written" not in out
     assert "evil" not in out and "Pirates" not in out
     assert "2 statements were taken out: what they cite does not support them" in out
     assert "answers are extracted" not in " ".join((await fir.status()).warnings)

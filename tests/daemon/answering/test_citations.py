@@ -40,6 +40,7 @@ def check(text: str) -> Checked:
         "Whale oil burns in every lamp. [1]",
         "Oil burns in lamps [1].",
         "Yes, whale oil burns in every lamp [1].",
+        "No, whale oil burns in every lamp [1].",
         "It must not be left alone [1].",
         "Hemp rope lasts 4 winters [2].",
         "The yard sold 1250 coils in 2023 [2].",
@@ -69,6 +70,7 @@ def test_what_a_passage_says_stays(text: str) -> None:
         "Whale oil burns in every lamp [0].",
         "Whale oil burns in every lamp [2].",  # cites another
         "Hemp rope is tarred [2] and whale oil burns in every lamp [2].",
+        "Whale oil burns in every lamp [2] and hemp rope is tarred [1].",  # each the other's
         "Kerosene burns in every lamp [1].",
         "Whale oil burns in every lamp of Nantucket [1].",  # a name
         "Whale oil does not burn in every lamp [1].",
