@@ -1879,30 +1879,24 @@ class AskReply(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
-<<<<<<< HEAD
     ABSTAINED_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
-=======
     INSTEAD_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
->>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
     """the version that answered"""
     seconds: _builtins.float
     """from receipt to reply"""
-<<<<<<< HEAD
     abstained: _builtins.bool
     """the documents do not answer: the passages are the nearest ones"""
     probability: _builtins.float
     """that they answer, 0 to 1; 0: too few validation pairs to say"""
-=======
     instead: _builtins.str
     """why another generator wrote it than the one chosen; empty: that one did"""
     dropped: _builtins.int
     """statements taken out, for what they cite does not support them"""
->>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""
@@ -1919,21 +1913,14 @@ class AskReply(_message.Message):
         model_digest: _builtins.bytes = ...,
         seconds: _builtins.float = ...,
         passages: _abc.Iterable[Global___Citation] | None = ...,
-<<<<<<< HEAD
         abstained: _builtins.bool = ...,
         probability: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds"]  # noqa: Y015
-=======
         instead: _builtins.str = ...,
         dropped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "seconds", b"seconds"]  # noqa: Y015
->>>>>>> e14143a4 (Let a language model write answers, and check each statement against what it cites)
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ encoder that is a version of the encoder before, over restarts, too (`StandIn`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -148,9 +148,7 @@ class Collection:
                 cross_encoder=options.cross_encoder,
                 language_model=options.language_model,
             )
-            await self._answering.run(
-                answering_jobs.check, self._settings.answering, self._spec.device
-            )
+            await self._answering.run(answering_jobs.check, options, self._spec.device)
         log.info("opening the library")
         await self.ingest([], [])
         await self.recount()
@@ -508,7 +506,7 @@ class Collection:
     async def ask(self, question: str, top_k: int, *, warn: bool = True) -> Answered:
         """Answer a question with the version that is open; ``warn`` of how, where people ask."""
         answered = await self._with_open_version(
-            lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
+            answering_jobs.ask, question, top_k or self._settings.top_k
         )
         if warn:
             self._left_out = answered.left_out
@@ -520,17 +518,13 @@ class Collection:
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
-        searched = await self._with_open_version(
-            lambda: self._answering.run(answering_jobs.search, *asked)
-        )
+        searched = await self._with_open_version(answering_jobs.search, *asked)
         self._left_out = searched.left_out
         return searched
 
     async def embed(self, texts: list[str]) -> tuple[Float32, bytes]:
         """Texts as the version that is open embeds questions [n, d], and which that is."""
-        return await self._with_open_version(
-            lambda: self._answering.run(answering_jobs.embed, texts)
-        )
+        return await self._with_open_version(answering_jobs.embed, texts)
 
     async def evaluate(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -550,16 +544,12 @@ class Collection:
         if self._settings.answering.cross_encoder:
             await self._rank_anew(split, listener)
         listener(EvaluationProgress("questions"))
-        return await self._with_open_version(
-            lambda: self._answering.run(answering_jobs.evaluate, split)
-        )
+        return await self._with_open_version(answering_jobs.evaluate, split)
 
     async def _rank_anew(self, split: str, listener: Callable[[object], None]) -> None:
         """For some seconds at a time: people's questions are answered in between."""
         while True:
-            at = await self._with_open_version(
-                lambda: self._answering.run(answering_jobs.rank_anew, split, _RANKING_S)
-            )
+            at = await self._with_open_version(answering_jobs.rank_anew, split, _RANKING_S)
             listener(at)
             if at.done == at.total:
                 return
@@ -596,14 +586,14 @@ class Collection:
         if self.last_error:
             raise LearningError(self.last_error)
 
-    async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Once more with a fresh worker when the old one died under the call."""
+    async def _with_open_version(self, job: Callable[..., T], *given: Any) -> T:
+        """Once more with a fresh worker when the old one died under the job."""
         try:
-            return await call()
+            return await self._answering.run(job, *given)
         except (WorkerCrashed, answering_jobs.NotOpenError):
             if self.served_index is None:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
             await self._open(self._served_spec, self.served_digest, self.served_index)
-            return await call()
+            return await self._answering.run(job, *given)

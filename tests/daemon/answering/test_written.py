@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.answering.extractive import NOTHING_FOUND
+from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.generator import GeneratedAnswer
 from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
@@ -71,7 +71,7 @@ def test_a_server_that_is_gone_or_late_costs_no_answer() -> None:
 def test_without_passages_no_model_is_asked() -> None:
     with serving(lambda _: completion("x")) as (url, heard):
         given = generator(f"{url}#m").generate(QUESTION, [])
-    assert (given.text, given.instead, heard) == (NOTHING_FOUND, "", [])
+    assert (given.text, given.instead, heard) == (NOT_ANSWERED, "", [])
 
 
 def test_the_same_question_is_asked_with_the_same_seed() -> None:

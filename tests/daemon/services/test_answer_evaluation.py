@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from daemon.answering.extractive import NOTHING_FOUND
+from daemon.answering.abstention import NOT_ANSWERED
 from daemon.jobs import learning
 from daemon.learning.options import EvaluationError, EvaluationProgress
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -114,9 +114,9 @@ async def test_a_question_that_meets_nothing_counts_as_answered_with_nothing(
     bare: Collection, worker: Worker
 ) -> None:
     """What it says then is no answer, though it is the very words that are wanted."""
-    wanted = Reference((NOTHING_FOUND,))
+    wanted = Reference((NOT_ANSWERED,))
     await bare.ingest(DOCUMENTS, [Pair("Quid?", ("yard/pump",), "test", wanted)])
-    assert (await bare.ask("Quid?", 0)).text == NOTHING_FOUND, "nothing is indexed"
+    assert (await bare.ask("Quid?", 0)).text == NOT_ANSWERED, "nothing is indexed"
     judged = await AnswerJudge(bare, worker).judge("test")
     assert (judged.questions, judged.unanswered) == (1, 1)
     figures = {name: one.mean for name, one in judged.figures.items()}
