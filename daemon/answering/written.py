@@ -2,7 +2,8 @@
 
 The model is given passages and a question and is believed in nothing: what it writes is checked
 statement by statement (`daemon.answering.citations`). Where it is not there, fails, is late, or
-nothing of what it wrote is supported, the extractive answer stands in, and says why.
+nothing of what it wrote is supported, the extractive answer stands in, and says why. Where it
+says that the passages do not answer, that is the answer: it has read them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.citations import checked
 from daemon.answering.generator import GeneratedAnswer, Generator, cause_of
 from daemon.answering.options import AnsweringOptions
@@ -26,7 +28,7 @@ from daemon.process.chat_client import Sampling
 log = structlog.get_logger()
 
 # What every prompt asks for where the passages say nothing of it.
-_NOT_ANSWERED = "not answered"
+_SAYS_NO = "not answered"
 
 
 class AnswerModel(Protocol):
@@ -73,9 +75,8 @@ class WrittenGenerator:
             cause = cause_of(error)
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
-        if text.strip().casefold().rstrip(".") == _NOT_ANSWERED:
-            cause = "the language model says that the passages do not answer it"
-            return self._instead(question, passages, cause)
+        if text.strip().casefold().rstrip(".") == _SAYS_NO:
+            return GeneratedAnswer(NOT_ANSWERED, ())
         left = checked(text, passages[:given], self._options.unsupported)
         if not left.supported:
             cause = "nothing of what the language model wrote is supported by what it cites"

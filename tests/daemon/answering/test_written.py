@@ -43,7 +43,6 @@ def extracted(given: GeneratedAnswer, cause: str) -> None:
         (completion("Kerosene burns in every lamp [1]."), "nothing of what .* is supported", False),
         (completion(""), "nothing of what the language model wrote", False),
         (completion(None), "nothing of what the language model wrote", False),
-        (completion("Not answered."), "says that the passages do not answer it", False),
     ],
 )
 def test_what_the_model_can_not_answer_is_extracted_and_said(
@@ -53,6 +52,12 @@ def test_what_the_model_can_not_answer_is_extracted_and_said(
         given = asked(url)
     extracted(given, cause)
     assert given.failed is failed
+
+
+def test_a_model_that_says_that_the_passages_do_not_answer_is_believed() -> None:
+    with serving(lambda _: completion("Not answered.")) as (url, _):
+        given = asked(url)
+    assert (given.text, given.citations, given.instead) == (NOT_ANSWERED, (), "")
 
 
 def test_a_server_that_is_gone_or_late_costs_no_answer() -> None:
