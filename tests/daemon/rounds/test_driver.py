@@ -90,7 +90,8 @@ async def started(folder: Path, stack: AsyncExitStack) -> Driver:
         "identity": {"directory": str(home), "manifest": str(home / "manifest.json")},
         "network": {"bind": federation.address("alder")},
         "retriever": {"encoder": str(encoder), "max_tokens": 64, "personal": "none"},
-        "retrieval": {"passage_tokens": 60},
+        # As in tests/support/federation.py.
+        "retrieval": {"passage_tokens": 60, "lost_answers": 0.0},
         "workers": {"threads": 1},
     }
     (home / "fedd.toml").write_text(_toml(settings))
