@@ -71,6 +71,9 @@ def checked(text: str, passages: Sequence[Ranked], unsupported: Unsupported) -> 
     written: list[str] = []
     good = dropped = 0
     for statement in statements(text):
+        if plain(statement.text) != statement.text:  # two halves that became a link, or a list
+            dropped += 1
+            continue
         given = tuple(n for n in statement.numbers if 1 <= n <= len(passages))
         holds = given == statement.numbers and all(
             supported(clause, [sources[n - 1] for n in numbers])

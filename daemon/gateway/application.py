@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -52,7 +53,7 @@ class Gateway:
         """``requests``: so many may wait for fedd at once."""
         self._fedd = fedd
         self._most = requests
-        self._under_way = 0
+        self._under_way = Counter[str]()  # of each token
 
     def application(self) -> ASGIApp:
         """What a server runs."""
@@ -89,7 +90,7 @@ class Gateway:
         token = token_of(request)
         asked = openai_api.parsed(openai_api.ChatRequest, await body_of(request), openai_api.CHAT)
         said = asked.said()
-        with self._in_turn():
+        with self._in_turn(token):
             if is_chore(said):
                 await self._fedd.whoami(token)
                 reply = openai_api.fixed(CHORES)
@@ -107,21 +108,27 @@ class Gateway:
         token = token_of(request)
         body = await body_of(request)
         asked = openai_api.parsed(openai_api.EmbeddingsRequest, body, openai_api.EMBEDDING)
-        with self._in_turn():
+        with self._in_turn(token):
             reply = await self._fedd.embed(asked.texts(), token)
         return JSONResponse(openai_api.embeddings(asked, reply))
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """One of those that wait for fedd; a request that is whole, so that no slow one counts."""
-        if self._under_way >= self._most:
-            cause = f"{self._most} questions are being answered: try again in a moment"
+    def _in_turn(self, token: str) -> Iterator[None]:
+        """One of those that wait for fedd; a request that is whole, so that no slow one counts.
+
+        Of one token half of them at most, where there are several: the others are for others.
+        """
+        own = max(1, self._most // 2)
+        if self._under_way.total() >= self._most or self._under_way[token] >= own:
+            cause = "as many questions are being answered as may be: try again in a moment"
             raise Refusal(429, cause, retry_after_s=2)
-        self._under_way += 1
+        self._under_way[token] += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self._under_way[token] -= 1
+            if not self._under_way[token]:
+                del self._under_way[token]
 
 
 def token_of(request: Request) -> str:
@@ -160,6 +167,9 @@ async def body_of(request: Request) -> bytes:
     Of one that is too long some is read and dropped: whoever is hung up on while they send
     takes that for a broken line, and learns no reason.
     """
+    if "transfer-encoding" in request.headers:
+        told_first = "say how long the body is (Content-Length) instead of sending it in chunks"
+        raise Refusal(411, told_first, unread=True)
     cause = f"more than {_BODY_BYTES >> 20} MiB: send less of the conversation"
     told = request.headers.get("content-length", "0")
     if not told.isascii() or not told.isdecimal() or len(told) > 12 or int(told) > _DROPPED_BYTES:

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADERS_S: Final = 10.0
 EXCHANGE_S: Final = 420.0  # more than fedd is given for an answer
 HEADER_BYTES: Final = 16 * 1024
+_AT_ONCE: Final = 4096  # bytes that are parsed at a time
 _MOST: Final = 256  # at once; each takes a descriptor, and at most a request's body of memory
 
 
@@ -32,9 +33,17 @@ class TimedProtocol(H11Protocol):
         self._give(HEADERS_S)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; once its headers are whole, it has its time."""
+        """Bytes of a request; once its headers are whole, it has its time.
+
+        Read a little at a time: a body in chunks of one byte is tens of thousands of events in
+        what the system hands over at once, and nobody else is served meanwhile. One that comes
+        in chunks is read no further; it gets its refusal (`application.body_of`).
+        """
         answering = self._is_answering()
-        super().data_received(data)
+        for start in range(0, len(data), _AT_ONCE):
+            if self._is_chunked() or self.transport.is_closing():
+                break
+            super().data_received(data[start : start + _AT_ONCE])
         if self._is_answering() and not answering:
             self._give(EXCHANGE_S)
 
@@ -50,6 +59,11 @@ class TimedProtocol(H11Protocol):
         if self._clock is not None:
             self._clock.cancel()
         super().connection_lost(exc)
+
+    def _is_chunked(self) -> bool:
+        """Whether the request under way has a body of no told length."""
+        headers = self.scope["headers"] if self._is_answering() else ()
+        return any(name == b"transfer-encoding" for name, _ in headers)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -32,9 +32,14 @@ class _Part(BaseModel):
     text: str = ""
 
 
+# The first mistake is told, and no other is looked for: half a million would fill the memory.
+_Parts = Annotated[list[_Part], Field(max_length=100, fail_fast=True)]
+_Texts = Annotated[list[str], Field(max_length=1000, fail_fast=True)]  # fedd says how many
+
+
 class _Message(BaseModel):
     role: Annotated[str, Field(max_length=50)]
-    content: str | list[_Part] | None = None
+    content: str | _Parts | None = None
 
     def said(self) -> str:
         """The text; Refusal where it is a picture or a sound."""
@@ -53,7 +58,7 @@ class ChatRequest(BaseModel):
     """``POST /v1/chat/completions``."""
 
     model: Annotated[str, Field(max_length=200)]
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=2000)]
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=2000, fail_fast=True)]
     stream: bool = False
     stream_options: _StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -71,7 +76,7 @@ class EmbeddingsRequest(BaseModel):
     """``POST /v1/embeddings``."""
 
     model: Annotated[str, Field(max_length=200)]
-    input: str | list[str]
+    input: str | _Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
 

@@ -15,6 +15,7 @@ _KINDS: Final = {
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     408: ("invalid_request_error", "too_slow"),
+    411: ("invalid_request_error", "no_length"),
     413: ("invalid_request_error", "too_large"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     431: ("invalid_request_error", "too_large"),

@@ -416,7 +416,7 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
     try:
         code, out, err = await fedctl(fir, "ask", question)
         assert code == 0, err
-        cause = f"the language model at {writer.url} answered 500: out of memory"
+        cause = f"the language model at {writer.url} answered 500: see its own log"
         assert f"The answer is extracted, not written: {cause}" in out
         told = json.loads((await fedctl(fir, "ask", question, "--json"))[1])
         assert (told["instead"], told["citations"][0]["number"]) == (cause, 1)

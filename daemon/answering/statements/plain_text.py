@@ -85,12 +85,13 @@ _NOT_PLAIN = re.compile(
     r"www\.|\*\*|__|!\[|\](?=\()|\[(?!\s*\d{1,3}(?:\s*[,;]\s*\d{1,3})*\s*\])",
     re.IGNORECASE,
 )
+_BLANKS = re.compile(r"[^\S\n]+")
 _LINE_BREAKS = re.compile(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(text: str) -> str:
     """The text without any of that, its lines apart; "" where it can't be made plain."""
-    text = text[:_LONGEST]
+    text = _BLANKS.sub(" ", text[:_LONGEST])  # of thousands a step would try each
     for _ in range(_ROUNDS):
         before, text = text, _once(text)
         if text == before:

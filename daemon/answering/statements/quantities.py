@@ -8,6 +8,7 @@ with its operands and its result.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from fractions import Fraction
@@ -144,7 +145,11 @@ class Figures:
 
 
 def figures_of(text: str, *, stated: bool = True) -> Figures:
-    """Those of a text; ``stated`` False: of a source, which is read in every way it may be."""
+    """Those of a text; ``stated`` False: of a source, which is read in every way it may be.
+
+    A digit is one in whatever form it is drawn: a ring round it, or raised.
+    """
+    text = unicodedata.normalize("NFKC", text)
     calculations: list[Calculation] = []
     if stated:
         for found, begin, end in _calculations(text):

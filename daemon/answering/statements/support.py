@@ -57,7 +57,8 @@ _COMPUTING = """
     decrease decreased growth grew rose fell rise fall higher lower more less result amounts
 """
 _STOP, _NEGATORS = frozenset(_STOP_WORDS.split()), frozenset(_NEGATING.split())
-_VERDICT = re.compile(r"^\s*(?:yes|no)\b[\s,.:;–-]*", re.IGNORECASE)
+# "No, oil does not." but not "No oil does.", which denies.
+_VERDICT = re.compile(r"^\s*(?:yes|no)\s*[,.:;–-]+\s*", re.IGNORECASE)
 _ENDINGS = ("ies", "ing", "ed", "es", "s")
 
 

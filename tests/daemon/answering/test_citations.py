@@ -75,6 +75,9 @@ def test_what_a_passage_says_stays(text: str) -> None:
         "Whale oil burns in every lamp of Nantucket [1].",  # a name
         "Whale oil does not burn in every lamp [1].",
         "It must be left alone [1].",
+        "No whale oil burns in every lamp [1].",  # no verdict: it denies
+        "Hemp rope lasts ⑤ winters [2].",
+        "Whale oil burns in every lamp www .lamp .example/?q=rope [1].",
         "Hemp rope lasts 5 winters [2].",
         "Hemp rope lasts four years [2].",
         "Hemp rope lasts $4 [2].",

@@ -37,7 +37,7 @@ def extracted(given: GeneratedAnswer, cause: str) -> None:
 @pytest.mark.parametrize(
     ("reply", "cause", "failed"),
     [
-        ((500, b"out of memory"), "answered 500: out of memory", True),
+        ((500, b"out of memory"), "answered 500: see its own log", True),
         ((302, b""), "answered 302", True),
         ((200, b"not json"), "no chat completion", True),
         (completion("Kerosene burns in every lamp [1]."), "nothing of what .* is supported", False),

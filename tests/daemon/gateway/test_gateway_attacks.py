@@ -12,8 +12,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 
+from daemon.gateway.application import Gateway
+from daemon.gateway.fedd import Fedd
+from daemon.gateway.refusals import Refusal
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import ControlStub
 from tests.daemon.gateway.gates import Gate
@@ -123,12 +127,39 @@ async def test_a_body_that_is_too_large_is_refused_and_its_sender_told(gate: Gat
     assert (status_of(told), error_of(told)["code"]) == (413, "too_large")
     told = await gate.raw(post("/v1/chat/completions", b"x" * 3_000_000, token))
     assert (status_of(told), error_of(told)["code"]) == (413, "too_large")
-    piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-    chunked = post(
-        "/v1/chat/completions", piece * 20 + b"0\r\n\r\n", token, "Transfer-Encoding: chunked"
-    )
-    told = await gate.raw(chunked)
-    assert (status_of(told), error_of(told)["code"]) == (413, "too_large")
+
+
+async def test_a_body_in_crumbs_is_refused_and_keeps_nobody(gate: Gate) -> None:
+    """Each crumb is an event to the parser: seconds of work in what comes at once."""
+    stranger = "Authorization: Bearer nothing"
+    crumbs = post("/v1/chat/completions", b"", stranger, "Transfer-Encoding: chunked")
+    crumbs += b"1\r\nx\r\n" * 300_000
+    sending = [asyncio.create_task(gate.raw(crumbs)) for _ in range(8)]
+    words = ("-H", f"Authorization: Bearer {await gate.token('ask')}", "-d", CHAT)
+    assert (await curl(gate, "/v1/chat/completions", *words))[0] == 200
+    told = await asyncio.gather(*sending, return_exceptions=True)
+    refused = [one for one in told if isinstance(one, bytes) and one]
+    assert {status_of(one) for one in refused} <= {411}
+    whole = post("/v1/chat/completions", b"0\r\n\r\n", stranger, "Transfer-Encoding: chunked")
+    told_whole = await gate.raw(whole)
+    assert (status_of(told_whole), error_of(told_whole)["code"]) == (411, "no_length")
+
+
+async def test_a_list_of_senseless_things_is_one_mistake(gate: Gate) -> None:
+    """All of them named would be half a gigabyte."""
+    token = f"Authorization: Bearer {await gate.token('ask', 'embed')}"
+    many = b"[" + b"1," * 500_000 + b"1]"
+    before = psutil.Process(gate.process.pid).memory_info().rss
+    for path, body in (
+        ("/v1/embeddings", b'{"model": "hanse-embedding", "input": ' + many + b"}"),
+        (
+            "/v1/chat/completions",
+            b'{"model": "hanse", "messages": [{"role": "user", "content": ' + many + b"}]}",
+        ),
+    ):
+        told = await gate.raw(post(path, body, token))
+        assert status_of(told) in (400, 413)
+    assert psutil.Process(gate.process.pid).memory_info().rss - before < 200 << 20
 
 
 @pytest.mark.parametrize(
@@ -209,6 +240,19 @@ async def test_one_question_too_many_is_told_when_to_come_again(gate: Gate) -> N
         gate.site.process.send_signal(signal.SIGCONT)
     (answered,) = waiting
     assert (await answered)[0] == 200
+
+
+async def test_one_token_takes_half_of_the_turns_at_most() -> None:
+    fedd = Fedd(Path("nowhere.sock"))
+    gateway = Gateway(fedd, 4)
+    with gateway._in_turn("one"), gateway._in_turn("one"):
+        with pytest.raises(Refusal, match="try again in a moment"), gateway._in_turn("one"):
+            pytest.fail("a third turn of four")
+        with gateway._in_turn("other"), gateway._in_turn("another"):
+            pass
+    with gateway._in_turn("one"):
+        pass
+    await fedd.close()
 
 
 async def test_slow_bodies_take_nobody_s_turn(gate: Gate) -> None:

@@ -104,7 +104,7 @@ def test_a_passage_is_sent_to_this_machine_alone(url: str) -> None:
 @pytest.mark.parametrize(
     ("reply", "cause"),
     [
-        ((500, b"out of memory"), "answered 500: out of memory"),
+        ((500, b"out of memory"), "answered 500: see its own log"),
         ((302, b""), "answered 302"),
         ((200, b"not json"), "no chat completion"),
         ((200, b'{"choices": []}'), "no chat completion"),
