@@ -375,31 +375,6 @@ async def test_the_chain_is_verified_by_someone_who_trusts_only_the_authority(
     assert "the chain breaks after round 0" in err
 
 
-async def test_a_failed_attempt_says_why_and_at_whose_side(live: LiveFederation) -> None:
-    """Last in this file: one site goes away, and a run that needs three can't go on."""
-    number = (await live.sites["elm"].status()).head_round + 1
-    # Not the next coordinator: two minutes of patience would pass before anybody fails.
-    asked, gone = (live.sites[SITES[(number + turn) % 3]] for turn in (0, 2))
-    assert await gone.terminate() == 0
-    code, _, _ = await fedctl(asked, "train", "--rounds", "1", "--detach")
-    assert code == 0
-    failed: list[dict[str, object]] = []
-    async with asyncio.timeout(90):
-        while not failed:
-            await asyncio.sleep(0.5)
-            code, out, _ = await fedctl(asked, "rounds", "show", str(number), "--json")
-            assert code == 0
-            attempts = json.loads(out)["attempts"]
-            failed = [a for a in attempts if a["outcome"] == "failed"]
-    assert f"{gone.id}: did not answer" in str(failed[0]["reason"])
-    assert "the plan needs 3" in str(failed[0]["reason"])
-    assert f"{gone.id}: did not answer" in (await asked.status()).last_error
-    code, out, _ = await fedctl(asked, "rounds", "show", "1", "--json")
-    shown = json.loads(out)
-    assert [a["outcome"] for a in shown["attempts"]] == ["committed"]
-    assert shown["attempts"][0]["bytes_sent"] > 0
-
-
 async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
     live: LiveFederation, writer: Writer
 ) -> None:
@@ -423,3 +398,28 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
         assert f"answers are extracted, not written: {cause}" in (await fir.status()).warnings
     finally:
         writer.broken.clear()
+
+
+async def test_a_failed_attempt_says_why_and_at_whose_side(live: LiveFederation) -> None:
+    """Last in this file: one site goes away, and a run that needs three can't go on."""
+    number = (await live.sites["elm"].status()).head_round + 1
+    # Not the next coordinator: two minutes of patience would pass before anybody fails.
+    asked, gone = (live.sites[SITES[(number + turn) % 3]] for turn in (0, 2))
+    assert await gone.terminate() == 0
+    code, _, _ = await fedctl(asked, "train", "--rounds", "1", "--detach")
+    assert code == 0
+    failed: list[dict[str, object]] = []
+    async with asyncio.timeout(90):
+        while not failed:
+            await asyncio.sleep(0.5)
+            code, out, _ = await fedctl(asked, "rounds", "show", str(number), "--json")
+            assert code == 0
+            attempts = json.loads(out)["attempts"]
+            failed = [a for a in attempts if a["outcome"] == "failed"]
+    assert f"{gone.id}: did not answer" in str(failed[0]["reason"])
+    assert "the plan needs 3" in str(failed[0]["reason"])
+    assert f"{gone.id}: did not answer" in (await asked.status()).last_error
+    code, out, _ = await fedctl(asked, "rounds", "show", "1", "--json")
+    shown = json.loads(out)
+    assert [a["outcome"] for a in shown["attempts"]] == ["committed"]
+    assert shown["attempts"][0]["bytes_sent"] > 0
