@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+
 from proto import control_pb2 as control
 from tests.support.authority import free_port
 from tests.support.federation import LiveSite
@@ -109,3 +112,22 @@ def _open(gate: Gate) -> bool:
     with socket.socket() as knock:
         knock.settimeout(5)
         return knock.connect_ex((gate.host, gate.port)) == 0
+
+
+async def refusal_of(stub: Any, method: MethodDescriptor, secret: str) -> grpc.StatusCode:
+    """What a method of a service says to a token; nothing is sent on a stream before it is said.
+
+    Whoever still sends when the other side has refused may learn of that alone (INTERNAL).
+    """
+    said, request = asyncio.Event(), control.StatusRequest()
+
+    async def late() -> AsyncIterator[control.StatusRequest]:
+        await said.wait()
+        yield request
+
+    sent = late() if method.client_streaming else request
+    carried = [("authorization", f"Bearer {secret}")]
+    call = getattr(stub, method.name)(sent, metadata=carried, timeout=30)
+    code: grpc.StatusCode = await call.code()
+    said.set()
+    return code

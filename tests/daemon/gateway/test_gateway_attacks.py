@@ -20,7 +20,7 @@ from daemon.gateway.fedd import Fedd
 from daemon.gateway.refusals import Refusal
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import ControlStub
-from tests.daemon.gateway.gates import Gate
+from tests.daemon.gateway.gates import Gate, refusal_of
 from tests.daemon.gateway.test_gateway import WINCH, asking, client, curl
 
 pytestmark = [
@@ -109,11 +109,8 @@ async def test_the_socket_of_questions_administers_nothing(gate: Gate) -> None:
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         stub = ControlStub(channel)
         for one in control.DESCRIPTOR.services_by_name["Control"].methods:
-            request = control.StatusRequest()
-            sent = iter([request]) if one.client_streaming else request
-            carried = [("authorization", f"Bearer {secret}")]
-            call = getattr(stub, one.name)(sent, metadata=carried, timeout=30)
-            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED, one.name
+            refused = await refusal_of(stub, one, secret)
+            assert refused is grpc.StatusCode.UNIMPLEMENTED, one.name
 
 
 # ---- bytes -------------------------------------------------------------------------

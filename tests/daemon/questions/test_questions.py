@@ -28,6 +28,7 @@ from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto.control_pb2_grpc import ControlStub
 from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
+from tests.daemon.gateway.gates import refusal_of
 
 if TYPE_CHECKING:
     from proto.questions_pb2_grpc import QuestionsAsyncStub
@@ -194,15 +195,12 @@ async def test_a_token_that_asks_for_figures_must_be_for_them(served: Served) ->
 
 async def test_what_fedctl_may_ask_is_not_there(served: Served) -> None:
     secret, _ = await served.tokens.create("all", ["ask", "search", "embed", "metrics"], 1)
-    carried = [("authorization", f"Bearer {secret}")]
     stub = ControlStub(served.channel)
     calls = control.DESCRIPTOR.services_by_name["Control"].methods
     assert len(calls) > 30
     for one in calls:
-        request = control.StatusRequest()
-        sent = iter([request]) if one.client_streaming else request
-        call = getattr(stub, one.name)(sent, metadata=carried, timeout=30)
-        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED, one.name
+        refused = await refusal_of(stub, one, secret)
+        assert refused is grpc.StatusCode.UNIMPLEMENTED, one.name
     own = {one.name for one in QUESTIONS.service.methods}
     assert own == {*CALLS, "Health", "Status"}
 
