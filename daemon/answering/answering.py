@@ -79,8 +79,9 @@ class OpenVersion:
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
-        hits, left_out = self.search(question, top_k)
-        evidence = evidence_of(hits)
+        found, left_out = self._ranked(question, top_k, EVERY)
+        # Of all: a cross-encoder may put what scored best behind those that are shown.
+        evidence, hits = evidence_of(found), found[:top_k]
         if self.abstention.abstains(evidence):
             answer = GeneratedAnswer(NOT_ANSWERED, ())
         else:
@@ -106,7 +107,11 @@ class OpenVersion:
         And why they were ranked without the cross-encoder; "": as was wanted. Raises
         QuestionRefusedError for a malformed question, and where no document fits.
         """
-        question = checked(question)
+        found, left_out = self._ranked(checked(question), top_k, filters)
+        return found[:top_k], left_out
+
+    def _ranked(self, question: str, top_k: int, filters: Filters) -> tuple[list[Ranked], str]:
+        """As `search`, with those behind the ``top_k`` that a cross-encoder looked at."""
         try:
             among = labels_of(self.library, filters)
         except NothingFits as error:
@@ -126,7 +131,7 @@ class OpenVersion:
         left_out = self.lacking
         if self.cross_encoder is not None:
             found, left_out = self.cross_encoder.ranked(question, found)
-        return found[:top_k], left_out
+        return found, left_out
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""

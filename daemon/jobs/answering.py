@@ -241,7 +241,7 @@ def open_version(
     _anew.clear()
     if previous is not None:
         previous.close()
-    _open = _abstaining(_weighed(_open), spec, options.lost_answers)
+    _open = _fitted(_open, spec, options.lost_answers)
     return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking)
 
 
@@ -374,24 +374,23 @@ def forget_removed(library_path: Path, sentences_path: Path) -> None:
         kept.retain(set(library.content_labels()))
 
 
-def _weighed(version: OpenVersion) -> OpenVersion:
-    if not (pairs := _for_validation(version)):  # the usual weights stay
-        return version
-    weights = weigh(version.library, pairs, _met(version, [pair.query for pair in pairs]))
-    return replace(version, weights=weights, weighed_by=len(pairs))
+def _fitted(version: OpenVersion, spec: RetrieverSpec, lost: float) -> OpenVersion:
+    """With what its rankings weigh, and what is too little for an answer where ``lost`` is not 0.
 
-
-def _abstaining(version: OpenVersion, spec: RetrieverSpec, lost: float) -> OpenVersion:
-    """With what is too little evidence for an answer, where ``lost`` says that something is."""
+    By the pairs for validation; where there are too few, as usual and by general questions.
+    """
+    pairs, weights = _for_validation(version), version.weights
+    met = _met(version, [pair.query for pair in pairs]) if pairs else []
+    if pairs:
+        weights = weigh(version.library, pairs, met)
+        version = replace(version, weights=weights, weighed_by=len(pairs))
     if not lost:
         return version
-    library, weights = version.library, version.weights
     features = _general_features(spec) if version.retriever.uses_features else None
     general = evidence_among(_met(version, GENERAL_QUESTIONS, features), weights)
-    if not (pairs := _for_validation(version)):
+    if not pairs:
         return replace(version, abstention=without_pairs(general))
-    met = _met(version, [pair.query for pair in pairs])
-    unanswered = evidence_without_answers(met, pairs, weights, library.document_of())
+    unanswered = evidence_without_answers(met, pairs, weights, version.library.document_of())
     fitted = by_pairs(evidence_among(met, weights), unanswered, general, lost)
     return replace(version, abstention=fitted)
 

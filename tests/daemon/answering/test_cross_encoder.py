@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from daemon.answering import cross_encoder
+from daemon.answering.abstention import Abstention, evidence_of
 from daemon.answering.cross_encoder import CrossEncoder
 from daemon.answering.options import AnsweringOptions
 from daemon.evaluation.rankings import held_out
@@ -93,6 +94,18 @@ def test_the_best_are_ranked_anew_and_say_where_they_were(site: Site, folder: Pa
     assert [why(one).place_before for one in anew] == [*(row + 1 for row in order), *[0] * beyond]
     assert beyond > 0
     assert why(anew[0]).cross_score == pytest.approx(float(scores[order[0]]), abs=1e-5)
+
+
+def test_what_it_puts_behind_was_found_all_the_same(
+    site: Site, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question is not refused for the order in which its passages are shown."""
+    site.open()
+    enough = Abstention(evidence_of(found(1)) - 1e-4)
+    site.open(cross_encoder=str(folder))
+    monkeypatch.setattr(answering, "_open", replace(answering._opened(), abstention=enough))
+    assert enough.abstains(evidence_of(found(1))), "by what is shown alone"
+    assert answering.ask(QUESTION, 1).citations
 
 
 def test_what_is_beyond_the_first_can_come_up(site: Site, folder: Path) -> None:
