@@ -63,8 +63,15 @@ openai-1 := openai>=1,<2
 openai-2 := openai>=2,<3
 openai-3 := openai>=3,<4
 langchain := langchain-openai>=1,<2
-test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) ## OpenAI's client of three major versions and LangChain's ask a real site
+LLAMA_CPP := $(VENV)/.llama-cpp
+test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) $(LLAMA_CPP)/.installed ## OpenAI's client of three major versions and LangChain's ask a real site; llama.cpp's server writes
 	@$(BIN)/python -m tests.daemon.gateway.clients $(CLIENTS:%=$(VENV)/.clients-%)
+	@$(BIN)/python -m pytest -q tests/daemon/answering/test_llama_cpp.py
+
+$(LLAMA_CPP)/.installed: $(INSTALLED)
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq 'xllamacpp==2026.10.11549' 'gguf==0.19.0'
+	@touch $@
 
 $(VENV)/.clients-%/.installed: $(INSTALLED)
 	@$(PYTHON) -m venv --clear $(@D)
