@@ -412,11 +412,11 @@ def _allowed(collections: Collections | None) -> OpenVersion:
         return opened
     spec, path, options = _as_asked
 
-    def fit(version: OpenVersion) -> OpenVersion:
+    def begin(version: OpenVersion) -> OpenVersion:
         # Its own, for one remembers the last question: that others asked the same is theirs.
         embed_question = QuestionEmbedder(version.retriever)
         embedders = embed_question, version.embed_sentences
-        version = replace(
+        return replace(
             version,
             embed_question=embed_question,
             generator=GENERATORS[options.generator](*embedders, options),
@@ -425,9 +425,11 @@ def _allowed(collections: Collections | None) -> OpenVersion:
             weighed_by=0,
             abstention=ALWAYS_ANSWERS,
         )
+
+    def fit(version: OpenVersion) -> OpenVersion:
         return _fitted(version, spec, options.lost_answers, keep=True)
 
-    return _views.of(collections, opened, path, fit)
+    return _views.of(collections, opened, path, begin, fit)
 
 
 def _fitted(

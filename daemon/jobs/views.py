@@ -12,13 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
+from daemon.answering.abstention import Abstention
 from daemon.answering.answering import OpenVersion
 from daemon.library.allowed.documents import AllowedLibrary
 from daemon.library.allowed.vectors import AllowedVectors
+from daemon.library.search import RankingWeights
 from daemon.library.titles import Titles
 
 # In all views together, but of one at least: some 5 KB a passage of usual length, with 384 values.
@@ -26,8 +29,20 @@ _MOST_PASSAGES = 200_000
 _LEAST_COUNTED = 200  # passages that a view counts as, at least: an empty one takes some, too
 
 Collections = tuple[str, ...]
-Fit = Callable[[OpenVersion], OpenVersion]
-"""Puts generator, sentences, weights and threshold on a version's library."""
+Make = Callable[[OpenVersion], OpenVersion]
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """What of an `OpenVersion` is."""
+
+    weights: RankingWeights
+    weighed_by: int
+    abstention: Abstention
+
+    @classmethod
+    def of(cls, version: OpenVersion) -> _Fitted:
+        return cls(version.weights, version.weighed_by, version.abstention)
 
 
 @dataclass
@@ -37,6 +52,8 @@ class _View:
     library: AllowedLibrary
     version: OpenVersion | None = None
     as_of: int = -1  # `Library.changes` of the open version's when it was up to date
+    fitted: _Fitted | None = None
+    fitted_by: bytes = b""  # digest of all that goes into that
     passages: int = 0
 
 
@@ -57,11 +74,14 @@ class Views:
             view.version = None
 
     def of(
-        self, collections: Collections, opened: OpenVersion, path: Path, fit: Fit
+        self, collections: Collections, opened: OpenVersion, path: Path, begin: Make, fit: Make
     ) -> OpenVersion:
         """What answers of these collections; raises LibraryError.
 
-        ``path``: of the library's file. ``fit``: as `Fit`, once for each open version.
+        ``path``: of the library's file. ``begin``: puts on a version what reads its library;
+        ``fit``: weights and threshold, where anything that these are fitted by is new. Another
+        collection's documents make the site open a version anew; that must not be felt here, and
+        arithmetic on the same numbers may differ in its last bits (MKL goes by where they lie).
         """
         view = self._views.pop(collections, None) or _View(AllowedLibrary(path, collections))
         with ExitStack() as undoing:
@@ -70,7 +90,7 @@ class Views:
             if version is None or view.as_of != as_of:
                 changed = view.library.update()
                 if version is None:
-                    version = fit(_over(view.library, opened, opened))
+                    version = _with_fitted(view, begin(_over(view.library, opened, opened)), fit)
                 elif changed:  # what was fitted stays, as that of the open version does
                     version = _over(view.library, version, opened)
                 view.version, view.as_of = version, as_of
@@ -96,3 +116,13 @@ def _over(library: AllowedLibrary, version: OpenVersion, opened: OpenVersion) ->
         titles=Titles(library.titles()),
         index=AllowedVectors(opened.index, np.array(library.rowids(), np.int64)),
     )
+
+
+def _with_fitted(view: _View, version: OpenVersion, fit: Make) -> OpenVersion:
+    by = sha256(view.library.state + version.model_digest)
+    for parameter in version.retriever.parameters():
+        by.update(np.ascontiguousarray(parameter.detach().cpu().numpy()).tobytes())
+    by.update(version.index.vectors(version.index.labels()).tobytes())
+    if view.fitted is None or view.fitted_by != by.digest():
+        view.fitted, view.fitted_by = _Fitted.of(fit(version)), by.digest()
+    return replace(version, **vars(view.fitted))

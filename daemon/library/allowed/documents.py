@@ -93,7 +93,7 @@ class AllowedLibrary(Library):
             "INSERT INTO allowed VALUES (?1 || '/', ?1 || '/' || CAST(x'ff' AS TEXT))",
             [(one,) for one in collections],
         )
-        self._state = b""
+        self.state = b""  # SHA-256 of its passages, and pairs to fit by
 
     def update(self) -> bool:
         """Bring it up to date; whether its passages, or pairs to fit by, have changed.
@@ -118,8 +118,8 @@ class AllowedLibrary(Library):
         for query in _STATE:
             for rowid, content in self._rows(query, ()):
                 digest.update(rowid.to_bytes(8, "little") + content)
-        before, self._state = self._state, digest.digest()
-        return self._state != before
+        before, self.state = self.state, digest.digest()
+        return self.state != before
 
 
 @dataclass(frozen=True)
