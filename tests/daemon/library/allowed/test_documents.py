@@ -195,7 +195,9 @@ def test_who_writes_the_file_is_not_kept_waiting(
     assert allowed.update()
 
 
-def test_a_file_that_cannot_be_read_leaves_it_as_it_was(allowed: AllowedLibrary, whole: Library) -> None:
+def test_a_file_that_cannot_be_read_leaves_it_as_it_was(
+    allowed: AllowedLibrary, whole: Library
+) -> None:
     before = all_of(allowed)
     whole._db.execute("ALTER TABLE passage RENAME COLUMN context TO elsewhere")
     with pytest.raises(LibraryError, match="no such column"):
