@@ -3878,6 +3878,7 @@ class CreateTokenRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
+    COLLECTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """of the program or person who gets it; in the audit log"""
     days: _builtins.int
@@ -3886,16 +3887,21 @@ class CreateTokenRequest(_message.Message):
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what it is for"""
 
+    @_builtins.property
+    def collections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only of what was ingested as one of these, whether it is here yet or not; empty: of all documents"""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         days: _builtins.int = ...,
+        collections: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "name", b"name", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collections", b"collections", "days", b"days", "name", b"name", "scopes", b"scopes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3907,21 +3913,27 @@ class CreateTokenReply(_message.Message):
 
     SECRET_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    EMPTY_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
     """the token itself; nothing here can tell it again"""
     @_builtins.property
     def token(self) -> Global___AccessToken:
         """what is kept of it"""
 
+    @_builtins.property
+    def empty(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of its collections, those that have no document yet"""
+
     def __init__(
         self,
         *,
         secret: _builtins.str = ...,
         token: Global___AccessToken | None = ...,
+        empty: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["secret", b"secret", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty", b"empty", "secret", b"secret", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3939,6 +3951,8 @@ class AccessToken(_message.Message):
     EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     LAST_USED_FIELD_NUMBER: _builtins.int
     REVOKED_UNIX_S_FIELD_NUMBER: _builtins.int
+    COLLECTIONS_FIELD_NUMBER: _builtins.int
+    ALL_DOCUMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """in the audit log, behind "token:" """
     created_unix_s: _builtins.int
@@ -3949,9 +3963,15 @@ class AccessToken(_message.Message):
     """the day, YYYY-MM-DD, UTC; "": never"""
     revoked_unix_s: _builtins.int
     """since then it is refused; 0: it is not revoked"""
+    all_documents: _builtins.bool
+    """it may ask of all that is here, whatever comes"""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what it is for"""
+
+    @_builtins.property
+    def collections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it may ask of, by name, unless it may of all documents"""
 
     def __init__(
         self,
@@ -3962,10 +3982,12 @@ class AccessToken(_message.Message):
         expires_unix_s: _builtins.int = ...,
         last_used: _builtins.str = ...,
         revoked_unix_s: _builtins.int = ...,
+        collections: _abc.Iterable[_builtins.str] | None = ...,
+        all_documents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_unix_s", b"created_unix_s", "expires_unix_s", b"expires_unix_s", "last_used", b"last_used", "name", b"name", "revoked_unix_s", b"revoked_unix_s", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_documents", b"all_documents", "collections", b"collections", "created_unix_s", b"created_unix_s", "expires_unix_s", b"expires_unix_s", "last_used", b"last_used", "name", b"name", "revoked_unix_s", b"revoked_unix_s", "scopes", b"scopes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4007,6 +4029,70 @@ class ListTokensReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListTokensReply: _TypeAlias = ListTokensReply  # noqa: Y015
+
+@_typing.final
+class ChangeTokenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    COLLECTIONS_FIELD_NUMBER: _builtins.int
+    ALL_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """never the token itself: it would stand in the audit log"""
+    all_documents: _builtins.bool
+    """likewise: all that is here, whatever comes; not beside collections"""
+    @_builtins.property
+    def collections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the place of what it might ask of; empty: as before"""
+
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """in the place of what it was for; empty: as before"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        collections: _abc.Iterable[_builtins.str] | None = ...,
+        all_documents: _builtins.bool = ...,
+        scopes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_documents", b"all_documents", "collections", b"collections", "name", b"name", "scopes", b"scopes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeTokenRequest: _TypeAlias = ChangeTokenRequest  # noqa: Y015
+
+@_typing.final
+class ChangeTokenReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    EMPTY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> Global___AccessToken:
+        """as it is now"""
+
+    @_builtins.property
+    def empty(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of its collections, those that have no document yet"""
+
+    def __init__(
+        self,
+        *,
+        token: Global___AccessToken | None = ...,
+        empty: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty", b"empty", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeTokenReply: _TypeAlias = ChangeTokenReply  # noqa: Y015
 
 @_typing.final
 class RevokeTokenRequest(_message.Message):

@@ -189,6 +189,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.ListTokensRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.ListTokensReply.FromString,
                 _registered_method=True)
+        self.ChangeToken = channel.unary_unary(
+                '/hanse.control.v1.Control/ChangeToken',
+                request_serializer=proto_dot_control__pb2.ChangeTokenRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ChangeTokenReply.FromString,
+                _registered_method=True)
         self.RevokeToken = channel.unary_unary(
                 '/hanse.control.v1.Control/RevokeToken',
                 request_serializer=proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
@@ -406,8 +411,15 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeToken(self, request, context):
+        """What a token may ask of, and for. It holds at once, also for questions that wait for their turn.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RevokeToken(self, request, context):
-        """From the next call on it is refused.
+        """From the next call on it is refused, and so are questions that wait for their turn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -570,6 +582,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ListTokens,
                     request_deserializer=proto_dot_control__pb2.ListTokensRequest.FromString,
                     response_serializer=proto_dot_control__pb2.ListTokensReply.SerializeToString,
+            ),
+            'ChangeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeToken,
+                    request_deserializer=proto_dot_control__pb2.ChangeTokenRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ChangeTokenReply.SerializeToString,
             ),
             'RevokeToken': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeToken,
@@ -1414,6 +1431,33 @@ class Control:
             '/hanse.control.v1.Control/ListTokens',
             proto_dot_control__pb2.ListTokensRequest.SerializeToString,
             proto_dot_control__pb2.ListTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ChangeToken',
+            proto_dot_control__pb2.ChangeTokenRequest.SerializeToString,
+            proto_dot_control__pb2.ChangeTokenReply.FromString,
             options,
             channel_credentials,
             insecure,

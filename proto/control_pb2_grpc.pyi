@@ -92,8 +92,10 @@ class ControlStub:
     CreateToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.CreateTokenRequest, _control_pb2.CreateTokenReply]
     """A token for people's programs, which ask through the gateway (questions.proto). It is told once."""
     ListTokens: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]
+    ChangeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.ChangeTokenRequest, _control_pb2.ChangeTokenReply]
+    """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]
-    """From the next call on it is refused."""
+    """From the next call on it is refused, and so are questions that wait for their turn."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -153,8 +155,10 @@ class ControlAsyncStub(ControlStub):
     CreateToken: _aio.UnaryUnaryMultiCallable[_control_pb2.CreateTokenRequest, _control_pb2.CreateTokenReply]  # type: ignore[assignment]
     """A token for people's programs, which ask through the gateway (questions.proto). It is told once."""
     ListTokens: _aio.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]  # type: ignore[assignment]
+    ChangeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.ChangeTokenRequest, _control_pb2.ChangeTokenReply]  # type: ignore[assignment]
+    """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]  # type: ignore[assignment]
-    """From the next call on it is refused."""
+    """From the next call on it is refused, and so are questions that wait for their turn."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -399,11 +403,19 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.ListTokensReply, _abc.Awaitable[_control_pb2.ListTokensReply]]: ...
 
     @_abc_1.abstractmethod
+    def ChangeToken(
+        self,
+        request: _control_pb2.ChangeTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ChangeTokenReply, _abc.Awaitable[_control_pb2.ChangeTokenReply]]:
+        """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
+
+    @_abc_1.abstractmethod
     def RevokeToken(
         self,
         request: _control_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RevokeTokenReply, _abc.Awaitable[_control_pb2.RevokeTokenReply]]:
-        """From the next call on it is refused."""
+        """From the next call on it is refused, and so are questions that wait for their turn."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

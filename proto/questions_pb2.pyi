@@ -7,7 +7,8 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
-Questions, passages and answers are those of control.proto, with their bounds.
+Questions, passages and answers are those of control.proto, with their bounds. A token that is for
+some collections is answered as if the site had no other documents.
 """
 
 from collections import abc as _abc
@@ -100,15 +101,23 @@ class WhoamiReply(_message.Message):
     SCOPES_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     SITE_FIELD_NUMBER: _builtins.int
+    COLLECTIONS_FIELD_NUMBER: _builtins.int
+    ALL_DOCUMENTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """of the token"""
     expires_unix_s: _builtins.int
     """from then on it is refused"""
     site: _builtins.str
     """that answers"""
+    all_documents: _builtins.bool
+    """it may ask of all that is here"""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what it is for"""
+
+    @_builtins.property
+    def collections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that it may ask of, by name, unless it may of all documents"""
 
     def __init__(
         self,
@@ -117,10 +126,12 @@ class WhoamiReply(_message.Message):
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         expires_unix_s: _builtins.int = ...,
         site: _builtins.str = ...,
+        collections: _abc.Iterable[_builtins.str] | None = ...,
+        all_documents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_unix_s", b"expires_unix_s", "name", b"name", "scopes", b"scopes", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_documents", b"all_documents", "collections", b"collections", "expires_unix_s", b"expires_unix_s", "name", b"name", "scopes", b"scopes", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

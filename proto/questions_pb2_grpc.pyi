@@ -7,7 +7,8 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
-Questions, passages and answers are those of control.proto, with their bounds.
+Questions, passages and answers are those of control.proto, with their bounds. A token that is for
+some collections is answered as if the site had no other documents.
 """
 
 from collections import abc as _abc

@@ -38,6 +38,7 @@ from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Personaliser
+from daemon.services.rights import Rights, of_all
 from daemon.state.audit import Action, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.privacy_ledger import LedgerError
@@ -127,6 +128,7 @@ class Calls(rpc.ControlServicer):
         self._driver = around.driver
         self._audit = around.audit
         self._actor = actor
+        self._rights: Rights = of_all
 
     @asynccontextmanager
     async def _audited(

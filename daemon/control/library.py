@@ -312,7 +312,8 @@ class LibraryCalls(Calls):
         outcome, citations = "refused or failed", 0
         try:
             answered = await self._answered(
-                context, self._driver.collection.ask(request.question, request.top_k)
+                context,
+                self._driver.collection.ask(request.question, request.top_k, rights=self._rights),
             )
             outcome, citations = "answered", len(answered.citations)
         finally:
@@ -344,6 +345,7 @@ class LibraryCalls(Calls):
                     request.top_k,
                     request.explain,
                     filters_of(request),
+                    self._rights,
                 ),
             )
             outcome, passages = "answered", len(searched.passages)

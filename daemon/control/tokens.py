@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from daemon.control.context import Calls, Context
 from daemon.state.tokens import Token
 from proto import control_pb2 as control
 
 
 class TokenCalls(Calls):
-    """Tokens are made, listed and revoked by who may administer the site."""
+    """Tokens are made, listed, changed and revoked by who may administer the site."""
 
     async def CreateToken(
         self, request: control.CreateTokenRequest, context: Context
     ) -> control.CreateTokenReply:
         """A token, which is told here and never again."""
+        collections = [*request.collections] or None
         asked = {"token": request.name, "scopes": sorted({*request.scopes}), "days": request.days}
-        async with self._audited(context, "create-token", **asked):
+        async with self._audited(context, "create-token", **asked, **_asked_of(collections)):
             secret, token = await self._answered(
                 context,
-                self._around.tokens.create(request.name, request.scopes, request.days),
+                self._around.tokens.create(request.name, request.scopes, request.days, collections),
             )
-        return control.CreateTokenReply(secret=secret, token=_message(token))
+            empty = await self._answered(context, self._empty(token))
+        return control.CreateTokenReply(secret=secret, token=_message(token), empty=empty)
+
+    async def _empty(self, token: Token) -> list[str]:
+        """Those of its collections that have no document yet."""
+        collection = self._driver.collection
+        found = []
+        for name in token.collections or ():
+            if not await collection.documents(f"{name}/", "", 1):
+                found.append(name)
+        return found
 
     async def ListTokens(
         self, _request: control.ListTokensRequest, _context: Context
@@ -28,10 +41,33 @@ class TokenCalls(Calls):
         """What is known of them."""
         return control.ListTokensReply(tokens=map(_message, self._around.tokens.all))
 
+    async def ChangeToken(
+        self, request: control.ChangeTokenRequest, context: Context
+    ) -> control.ChangeTokenReply:
+        """What it may ask of, or is for, from now on."""
+        collections = None if request.all_documents else [*request.collections]
+        asked: dict[str, Any] = {"token": request.name}
+        if request.scopes:
+            asked["scopes"] = sorted({*request.scopes})
+        if collections is None or collections:
+            asked |= _asked_of(collections)
+        async with self._audited(context, "change-token", **asked):
+            token = await self._answered(
+                context,
+                self._around.tokens.change(
+                    request.name,
+                    request.scopes,
+                    request.collections,
+                    all_documents=request.all_documents,
+                ),
+            )
+            empty = await self._answered(context, self._empty(token))
+        return control.ChangeTokenReply(token=_message(token), empty=empty)
+
     async def RevokeToken(
         self, request: control.RevokeTokenRequest, context: Context
     ) -> control.RevokeTokenReply:
-        """The next call with it is refused."""
+        """The next call with it is refused, and what waits for its turn."""
         async with self._audited(context, "revoke-token", token=request.name):
             token = await self._answered(context, self._around.tokens.revoke(request.name))
         return control.RevokeTokenReply(token=_message(token))
@@ -45,4 +81,11 @@ def _message(token: Token) -> control.AccessToken:
         expires_unix_s=token.expires_s,
         last_used=token.last_used,
         revoked_unix_s=token.revoked_s,
+        collections=token.collections or (),
+        all_documents=token.collections is None,
     )
+
+
+def _asked_of(collections: list[str] | None) -> dict[str, Any]:
+    """As the audit log has it: nobody has to know what an empty list would mean."""
+    return {"all_documents": True} if collections is None else {"collections": collections}

@@ -21,6 +21,7 @@ import structlog
 from config.kinds import RetrievalLevel
 from crypto.arrays import Float32
 from daemon.answering.abstention import (
+    ALWAYS_ANSWERS,
     by_pairs,
     evidence_among,
     evidence_without_answers,
@@ -49,6 +50,7 @@ from daemon.evaluation.rankings import (
     judged_rankings,
     weigh,
 )
+from daemon.jobs.views import Collections, Views
 from daemon.learning.options import EncoderError, EvaluationError, EvaluationProgress
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
@@ -57,7 +59,13 @@ from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
-from daemon.library.search import Candidates, Ranked, RankingWeights, groups_of
+from daemon.library.search import (
+    USUAL_WEIGHTS,
+    Candidates,
+    Ranked,
+    RankingWeights,
+    groups_of,
+)
 from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
 from daemon.library.titles import Titles
@@ -167,6 +175,8 @@ class _Anew:
 
 
 _open: OpenVersion | None = None
+_views = Views()  # of the open version
+_as_asked: tuple[RetrieverSpec, Path, AnsweringOptions] | None = None  # how that was opened
 _anew: dict[str, _Anew] = {}  # of the open version, by split: evaluations under way
 
 
@@ -178,6 +188,7 @@ class OpenIndex:
     engine: str
     accuracy: Accuracy
     lacking: str  # as in `OpenVersion`
+    views: list[Collections]  # to be made anew before somebody asks of them (`renew_view`)
 
 
 def check(options: AnsweringOptions, device: str) -> None:
@@ -211,7 +222,7 @@ def open_version(
     the version that was open before stays open then. Where only the pairs can't be read the
     new one is open already, with the usual weights.
     """
-    global _open
+    global _open, _as_asked
     retriever = _retriever(spec)
     cross_encoder, lacking = _cross_encoder(options, spec.device)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
@@ -238,21 +249,38 @@ def open_version(
         cross_encoder=cross_encoder,
         lacking=lacking,
     )
+    _as_asked = spec, library_path, options
     _anew.clear()
+    _views.let_go()
     if previous is not None:
         previous.close()
     _open = _fitted(_open, spec, options.lost_answers)
-    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking)
+    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking, _views.kept)
 
 
-def ask(question: str, top_k: int) -> Answered:
-    """Answer a question from the open version; raises QuestionRefusedError, NotOpenError."""
-    return _opened().answer(question, top_k)
+def renew_view(collections: Collections) -> None:
+    """Make ready for who may ask of these collections alone; raises NotOpenError, LibraryError."""
+    _allowed(collections)
 
 
-def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -> Searched:
-    """Find passages in the open version; raises QuestionRefusedError, NotOpenError."""
-    version = _opened()
+def ask(question: str, top_k: int, collections: Collections | None = None) -> Answered:
+    """Answer a question from the open version; raises QuestionRefusedError, NotOpenError.
+
+    ``collections``: of these alone, as if there were no others; LibraryError where their
+    documents can't be read. None: of all.
+    """
+    return _allowed(collections).answer(question, top_k)
+
+
+def search(
+    question: str,
+    top_k: int,
+    explain: bool,
+    filters: Filters = EVERY,
+    collections: Collections | None = None,
+) -> Searched:
+    """Find passages in the open version; ``collections`` and what it raises as in `ask`."""
+    version = _allowed(collections)
     passages, left_out = version.search(question, top_k, filters)
     words: list[list[str]] = [[] for _ in passages]
     title_words = words
@@ -268,8 +296,11 @@ def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -
     )
 
 
-def embed(texts: list[str]) -> tuple[Float32, bytes]:
-    """[n, d] texts as the open version embeds questions, and its digest; raises NotOpenError."""
+def embed(texts: list[str], _collections: Collections | None = None) -> tuple[Float32, bytes]:
+    """[n, d] texts as the open version embeds questions, and its digest; raises NotOpenError.
+
+    No document has a part in it, so it is the same for all collections.
+    """
     version = _opened()
     return version.retriever.embed_queries(texts), version.model_digest
 
@@ -374,13 +405,43 @@ def forget_removed(library_path: Path, sentences_path: Path) -> None:
         kept.retain(set(library.content_labels()))
 
 
-def _fitted(version: OpenVersion, spec: RetrieverSpec, lost: float) -> OpenVersion:
+def _allowed(collections: Collections | None) -> OpenVersion:
+    """What answers who may ask of these; None: of all."""
+    opened = _opened()
+    if collections is None or _as_asked is None:
+        return opened
+    spec, path, options = _as_asked
+
+    def begin(version: OpenVersion) -> OpenVersion:
+        # Its own, for one remembers the last question: that others asked the same is theirs.
+        embed_question = QuestionEmbedder(version.retriever)
+        embedders = embed_question, version.embed_sentences
+        return replace(
+            version,
+            embed_question=embed_question,
+            generator=GENERATORS[options.generator](*embedders, options),
+            sentences=_sentences(options.level, version.library, version.embed_sentences),
+            weights=USUAL_WEIGHTS,
+            weighed_by=0,
+            abstention=ALWAYS_ANSWERS,
+        )
+
+    def fit(version: OpenVersion) -> OpenVersion:
+        return _fitted(version, spec, options.lost_answers, keep=True)
+
+    return _views.of(collections, opened, path, begin, fit)
+
+
+def _fitted(
+    version: OpenVersion, spec: RetrieverSpec, lost: float, *, keep: bool = False
+) -> OpenVersion:
     """With what its rankings weigh, and what is too little for an answer where ``lost`` is not 0.
 
     By the pairs for validation; where there are too few, as usual and by general questions.
+    ``keep``: what the frozen encoder makes of them, in the version's library.
     """
     pairs, weights = _for_validation(version), version.weights
-    met = _met(version, [pair.query for pair in pairs]) if pairs else []
+    met = _met(version, [pair.query for pair in pairs], keep=keep) if pairs else []
     if pairs:
         weights = weigh(version.library, pairs, met)
         version = replace(version, weights=weights, weighed_by=len(pairs))
@@ -405,12 +466,16 @@ def _for_validation(version: OpenVersion) -> list[Pair]:
 
 
 def _met(
-    version: OpenVersion, queries: Sequence[str], features: Float32 | None = None
+    version: OpenVersion,
+    queries: Sequence[str],
+    features: Float32 | None = None,
+    *,
+    keep: bool = False,
 ) -> list[Candidates]:
     """What these questions meet in the open version; ``features`` [n, d]: where they are known."""
     retriever = version.retriever
     if retriever.uses_features and features is None:
-        features = frozen_queries(version.library, retriever.encoder, queries)
+        features = frozen_queries(version.library, retriever.encoder, queries, keep=keep)
     vectors = retriever.embed_queries(queries, features)
     pairs = [Pair(query, (), "valid") for query in queries]
     found = found_by(

@@ -238,6 +238,18 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
+def in_memory() -> sqlite3.Connection:
+    """An empty library that no file has, for a copy of a part of one; near duplicates unmarked.
+
+    It may hold what is removed elsewhere: that is overwritten here, too.
+    """
+    connection = sqlite3.connect(":memory:", isolation_level=None, timeout=_BUSY_MS / 1000)
+    connection.executescript(
+        f"{_SCHEMA} DROP TRIGGER near_duplicate_added; PRAGMA secure_delete = ON;"
+    )
+    return connection
+
+
 def _lost(path: Path) -> str:
     """Why none is to be made where none is: there was one. Empty: there was not.
 

@@ -234,6 +234,15 @@ class Worker:
         async with self._turn:
             return await self._call(function, *args, **kwargs)
 
+    async def run_as_due(self, function: Callable[..., T], given: Callable[[], Sequence[Any]]) -> T:
+        """As `run`; what the job is given is looked up when its turn has come.
+
+        ``given`` may raise: then nothing is run.
+        """
+        async with self._turn:
+            await self._until_free()
+            return await self._call(function, *given())
+
     async def run_reporting(
         self,
         listener: Callable[[Any], None],

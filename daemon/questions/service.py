@@ -9,14 +9,18 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
 import grpc.aio
 
-from daemon.control.context import Context, ServiceContext
+from daemon.control.context import Context, ServiceContext, refuse
 from daemon.control.service import ControlService
 from daemon.control.socket import Offer
+from daemon.process import metrics
 from daemon.process.metrics import METRICS
-from daemon.questions.credentials import Credentials, actor_of
-from daemon.state.tokens import Token
+from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
+from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
@@ -60,6 +64,8 @@ class QuestionsService(rpc.QuestionsServicer):
             scopes=token.scopes,
             expires_unix_s=token.expires_s,
             site=self._around.driver.identity.site_id,
+            collections=token.collections or (),
+            all_documents=token.collections is None,
         )
 
     async def Health(
@@ -80,10 +86,70 @@ class QuestionsService(rpc.QuestionsServicer):
 
 
 class _AnsweringTo(ControlService):
-    """What answers fedctl, for who has this token; of its calls those above reach two."""
+    """What answers fedctl, for who has this token, of what that may ask of when it is answered.
 
-    def __init__(self, around: ServiceContext, token: Token) -> None:
-        super().__init__(around, actor_of(token))
+    What those above call of it is Ask, Search, or stands here: the rest knows of no rights.
+    """
+
+    def __init__(self, around: ServiceContext, bearer: Bearer) -> None:
+        super().__init__(around, actor_of(bearer))
+        self._rights = bearer.rights
+
+    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
+        """As in `Calls`; who may not ask any more is told so, and gets nothing."""
+        try:
+            return await super()._answered(context, work)
+        except NotAllowed as refusal:
+            metrics.count("hanse_token_refusals")
+            await end(context, refusal)
+
+    async def ShowDocument(
+        self, request: control.ShowDocumentRequest, context: Context
+    ) -> control.ShowDocumentReply:
+        """Of a document of theirs; copies of its passages may be others'."""
+        some = await self._is_theirs(request.id, "show-documents", context)
+        reply = await super().ShowDocument(request, context)
+        for passage in reply.passages if some else ():
+            passage.ClearField("copies")
+        return reply
+
+    async def Original(
+        self, request: control.OriginalRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """Of a document of theirs."""
+        await self._is_theirs(request.id, "original", context)
+        async for part in super().Original(request, context):
+            yield part
+
+    async def PageImage(
+        self, request: control.PageImageRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """Of a document of theirs."""
+        await self._is_theirs(request.id, "page-image", context)
+        async for part in super().PageImage(request, context):
+            yield part
+
+    async def _is_theirs(self, document_id: str, action: Action, context: Context) -> bool:
+        """Whether they may ask of some collections alone, and so of this document.
+
+        Else the call ends here, in the same words whether there is such a document or not, and
+        without a look at others whose names are like it.
+        """
+        collections = await self._answered(context, self._now())
+        if collections is None:
+            return False
+        theirs = document_id.startswith(tuple(f"{name}/" for name in collections))
+        if theirs:
+            work = self._driver.collection.known([document_id])
+            theirs = bool(await self._answered(context, work))
+        if not theirs:
+            async with self._audited(context, action):
+                cause = f"no document {document_id!r} here"
+                await refuse(context, cause, "Ask for one that an answer cites", senseless=True)
+        return True
+
+    async def _now(self) -> tuple[str, ...] | None:
+        return self._rights()
 
     async def embed(
         self, request: questions.EmbedRequest, context: Context
@@ -92,7 +158,7 @@ class _AnsweringTo(ControlService):
         outcome = "refused or failed"
         try:
             vectors, digest = await self._answered(
-                context, self._driver.collection.embed(list(request.texts))
+                context, self._driver.collection.embed(list(request.texts), self._rights)
             )
             outcome = "answered"
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, TypeVar
@@ -43,8 +44,16 @@ from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
 from daemon.process.workers import Worker, WorkerCrashed
-from daemon.services.indexes import MISSES, StandIn, index_at, indexes_of, remove_others
+from daemon.services.indexes import (
+    MISSES,
+    StandIn,
+    index_at,
+    indexes_of,
+    remove_others,
+    warnings_of,
+)
 from daemon.services.library_changes import LibraryChanges
+from daemon.services.rights import Rights, of_all, run_for
 from daemon.services.work_ahead import WorkAhead
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
@@ -170,13 +179,8 @@ class Collection:
         """
         return await self._learning.run(
             learning_jobs.ingest,
-            self._spec,
-            self.library_path,
-            documents,
-            pairs,
-            self._settings.passage_tokens,
-            replace,
-            waiting,
+            *(self._spec, self.library_path, documents, pairs),
+            *(self._settings.passage_tokens, replace, waiting),
         )
 
     async def put_files(self, read: FilesRead) -> IngestCounts:
@@ -411,11 +415,7 @@ class Collection:
             path = await self._learning.run_reporting(
                 self._tell,
                 learning_jobs.build_index,
-                spec,
-                self.library_path,
-                self.versions,
-                digest,
-                self._index_root,
+                *(spec, self.library_path, self.versions, digest, self._index_root),
             )
             await self._open(spec, digest, path)
         log.info("new version answers", model=digest.hex()[:12])
@@ -466,13 +466,8 @@ class Collection:
     async def _open(self, spec: RetrieverSpec, digest: bytes, path: Path) -> None:
         opened = await self._answering.run(
             answering_jobs.open_version,
-            spec,
-            self.library_path,
-            self.versions,
-            digest,
-            path,
-            self._sentences,
-            self._settings.answering,
+            *(spec, self.library_path, self.versions, digest, path),
+            *(self._sentences, self._settings.answering),
         )
         accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
@@ -482,6 +477,8 @@ class Collection:
         self.index_recall = accuracy.recall if opened.passages else 0.0
         self.index_engine = opened.engine
         self._left_out = opened.lacking
+        for collections in opened.views:  # one at a time: people ask meanwhile
+            await self._answering.run(answering_jobs.renew_view, collections)
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""
@@ -492,39 +489,36 @@ class Collection:
     @property
     def warnings(self) -> list[str]:
         """What people should look at: answers that are made worse than was wanted, and why."""
-        causes = {
-            "questions are ranked without the cross-encoder": self._left_out,
-            "answers are extracted, not written": self._unwritten,
-        }
-        # A path in one is not ours, and need not be UTF-8.
-        return [
-            f"{what}: {cause.encode(errors='replace').decode()}"
-            for what, cause in causes.items()
-            if cause
-        ]
+        return warnings_of(self._left_out, self._unwritten)
 
-    async def ask(self, question: str, top_k: int, *, warn: bool = True) -> Answered:
+    async def ask(
+        self, question: str, top_k: int, *, warn: bool = True, rights: Rights = of_all
+    ) -> Answered:
         """Answer a question with the version that is open; ``warn`` of how, where people ask."""
-        answered = await self._with_open_version(
-            answering_jobs.ask, question, top_k or self._settings.top_k
-        )
+        asked = (question, top_k or self._settings.top_k)
+        answered = await self._with_open_version(answering_jobs.ask, *asked, rights=rights)
         if warn:
             self._left_out = answered.left_out
             self._unwritten = answered.instead if answered.failed else ""
         return answered
 
     async def search(
-        self, question: str, top_k: int, explain: bool, filters: Filters
+        self,
+        question: str,
+        top_k: int,
+        explain: bool,
+        filters: Filters,
+        rights: Rights = of_all,
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
-        searched = await self._with_open_version(answering_jobs.search, *asked)
+        searched = await self._with_open_version(answering_jobs.search, *asked, rights=rights)
         self._left_out = searched.left_out
         return searched
 
-    async def embed(self, texts: list[str]) -> tuple[Float32, bytes]:
+    async def embed(self, texts: list[str], rights: Rights = of_all) -> tuple[Float32, bytes]:
         """Texts as the version that is open embeds questions [n, d], and which that is."""
-        return await self._with_open_version(answering_jobs.embed, texts)
+        return await self._with_open_version(answering_jobs.embed, texts, rights=rights)
 
     async def evaluate(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -586,14 +580,20 @@ class Collection:
         if self.last_error:
             raise LearningError(self.last_error)
 
-    async def _with_open_version(self, job: Callable[..., T], *given: Any) -> T:
-        """Once more with a fresh worker when the old one died under the job."""
+    async def _with_open_version(
+        self, job: Callable[..., T], *given: Any, rights: Rights | None = None
+    ) -> T:
+        """Once more with a fresh worker when the old one died under the job.
+
+        ``rights``: what they are is given to the job behind the rest; None: nothing is.
+        """
+        run = self._answering.run if rights is None else partial(run_for, rights, self._answering)
         try:
-            return await self._answering.run(job, *given)
+            return await run(job, *given)
         except (WorkerCrashed, answering_jobs.NotOpenError):
             if self.served_index is None:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
             await self._open(self._served_spec, self.served_digest, self.served_index)
-            return await self._answering.run(job, *given)
+            return await run(job, *given)

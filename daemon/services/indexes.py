@@ -47,3 +47,20 @@ def remove_others(root: Path, keep: Path) -> None:
     from daemon.library.dense.folder import remove_other_indexes
 
     remove_other_indexes(root, {keep})
+
+
+def warnings_of(left_out: str, unwritten: str) -> list[str]:
+    """What to tell people where a cross-encoder is left out, or answers are not written, and why.
+
+    Empty: that is not so.
+    """
+    causes = {
+        "questions are ranked without the cross-encoder": left_out,
+        "answers are extracted, not written": unwritten,
+    }
+    # A path in one is not ours, and need not be UTF-8.
+    return [
+        f"{what}: {cause.encode(errors='replace').decode()}"
+        for what, cause in causes.items()
+        if cause
+    ]

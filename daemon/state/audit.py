@@ -63,6 +63,7 @@ Action = Literal[
     "attempt",
     "audit-embeddings",
     "build-pairs",
+    "change-token",
     "contribution",
     "create-token",
     "drop-pairs",

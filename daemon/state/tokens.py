@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
+
+from config.kinds import LONGEST_COLLECTION
 
 log = structlog.get_logger()
 
@@ -29,10 +32,10 @@ _BYTES: Final = 32
 _MARK: Final = "hanse_"  # by which people and scanners know one where it should not be
 _MOST: Final = 1000  # each is compared at every call
 _DAY_S: Final = 86_400
-_SCHEMA_VERSION: Final = 1
-# Of the collections that a token may ask of nothing is kept yet: it may ask of all.
+_SCHEMA_VERSION: Final = 2
+_EVERY: Final = "all"  # where a list of collections would stand; a list begins with a bracket
 _SCHEMA: Final = """
-BEGIN;
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY,
     digest BLOB NOT NULL UNIQUE,
@@ -40,9 +43,17 @@ CREATE TABLE IF NOT EXISTS tokens (
     created_s INTEGER NOT NULL,
     expires_s INTEGER NOT NULL,
     last_used TEXT NOT NULL,
-    revoked_s INTEGER NOT NULL
+    revoked_s INTEGER NOT NULL,
+    collections TEXT NOT NULL          -- as JSON; 'all': of all documents
 ) WITHOUT ROWID;
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
+COMMIT;
+"""
+# In version 1 every token might ask of all.
+_SINCE_1: Final = """
+BEGIN IMMEDIATE;
+ALTER TABLE tokens ADD COLUMN collections TEXT NOT NULL DEFAULT 'all';
+PRAGMA user_version = 2;
 COMMIT;
 """
 
@@ -57,7 +68,10 @@ class TokenRefused(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """What is known of a token; times in seconds of Unix. ``revoked_s`` 0: it is not."""
+    """What is known of a token; times in seconds of Unix. ``revoked_s`` 0: it is not.
+
+    ``collections``: that it may ask of, by name, ascending; None: of all documents.
+    """
 
     name: str
     digest: bytes
@@ -66,6 +80,7 @@ class Token:
     expires_s: int
     last_used: str = ""  # the day, UTC; coarse on purpose: it is no record of anybody's hours
     revoked_s: int = 0
+    collections: tuple[str, ...] | None = None
 
     def fault(self, now_s: float) -> str:
         """Why it is refused: "revoked" or "expired"; empty: it is not."""
@@ -96,24 +111,26 @@ class Tokens:
                     f"{path} was written by a newer Hanse (schema {version}, this one knows "
                     f"{_SCHEMA_VERSION}); install that version again"
                 )
-            if version == 0:
-                self._db.executescript(_SCHEMA)
+            if version < _SCHEMA_VERSION:
+                self._db.executescript(_SINCE_1 if version else _SCHEMA)
             rows = self._db.execute("SELECT * FROM tokens ORDER BY name").fetchall()
-        self._tokens = {
-            name: Token(name, digest, tuple(scopes.split()), *rest)
-            for name, digest, scopes, *rest in rows
-        }
+        self._tokens = {row[0]: self._read(*row) for row in rows}
 
     @property
     def all(self) -> list[Token]:
         """Each of them, by name; also those that are refused by now."""
         return [self._tokens[name] for name in sorted(self._tokens)]
 
-    async def create(self, name: str, scopes: Sequence[str], days: int) -> tuple[str, Token]:
+    async def create(
+        self, name: str, scopes: Sequence[str], days: int, collections: Sequence[str] | None = None
+    ) -> tuple[str, Token]:
         """A new token, in the place of one of that name that is refused by now.
 
-        Raises TokenRefused, and TokenError when it can't be written.
+        ``collections``: that it may ask of; None: of all. Raises TokenRefused, and TokenError
+        when it can't be written.
         """
+        allowed = None if collections is None else _names(collections)
+        _agree(scopes, allowed)
         async with self._turn:
             now_s = self._now()
             before = self._tokens.get(name)
@@ -129,16 +146,49 @@ class Tokens:
             secret = _MARK + secrets.token_urlsafe(_BYTES)
             wanted = tuple(dict.fromkeys(scopes))
             expires_s = int(now_s) + days * _DAY_S
-            token = Token(name, _digest(secret), wanted, int(now_s), expires_s)
+            token = Token(name, _digest(secret), wanted, int(now_s), expires_s, collections=allowed)
             await self._keep(token)
             return secret, token
+
+    async def change(
+        self,
+        name: str,
+        scopes: Sequence[str] = (),
+        collections: Sequence[str] = (),
+        *,
+        all_documents: bool = False,
+    ) -> Token:
+        """From now on it is for that; what is empty stays as it was.
+
+        Less holds whatever the disk says, as a revocation does. Raises TokenRefused, TokenError.
+        """
+        if (collections and all_documents) or not (collections or all_documents or scopes):
+            raise TokenRefused(
+                "say what the token may ask of: either collections, or all documents; or what it "
+                "is for"
+            )
+        async with self._turn:
+            token = self._known(name)
+            if fault := token.fault(self._now()):
+                raise TokenRefused(f"the token {name!r} is {fault}: create another one")
+            allowed = _names(collections) if collections else token.collections
+            allowed = None if all_documents else allowed
+            wanted = tuple(dict.fromkeys(scopes)) or token.scopes
+            _agree(wanted, allowed)
+            changed = replace(token, scopes=wanted, collections=allowed)
+            # Until it is written it may do what it may before and after. Others see it at once.
+            self._tokens[name] = replace(
+                changed,
+                scopes=tuple(one for one in wanted if one in token.scopes),
+                collections=_both(token.collections, allowed),
+            )
+            await self._keep(changed)
+            return changed
 
     async def revoke(self, name: str) -> Token:
         """From now on it is refused. Raises TokenRefused where there is none to revoke."""
         async with self._turn:
-            token = self._tokens.get(name)
-            if token is None:
-                raise TokenRefused(f"no token {name!r} here: `fedctl tokens list` shows them")
+            token = self._known(name)
             if token.revoked_s:
                 raise TokenRefused(f"the token {name!r} is revoked already")
             token = replace(token, revoked_s=int(self._now()))
@@ -157,6 +207,13 @@ class Tokens:
             if hmac.compare_digest(token.digest, digest):
                 found = token
         return found, "" if found is None else found.fault(self._now())
+
+    def now(self, token: Token) -> tuple[Token, str]:
+        """What a token that was found before is by now, and why it is refused; "": it is not."""
+        newest = self._tokens.get(token.name)
+        if newest is None or newest.digest != token.digest:  # its name is another's: it was refused
+            return token, token.fault(self._now()) or "revoked"
+        return newest, newest.fault(self._now())
 
     async def used(self, token: Token) -> None:
         """Note the day. A full disk keeps nobody from asking."""
@@ -183,9 +240,33 @@ class Tokens:
         values = (
             *(token.name, token.digest, " ".join(token.scopes), token.created_s),
             *(token.expires_s, token.last_used, token.revoked_s),
+            _EVERY if token.collections is None else json.dumps(token.collections),
         )
         with self._lock, self._explained("write"):
-            self._db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            self._db.execute(
+                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
+            )
+
+    def _known(self, name: str) -> Token:
+        token = self._tokens.get(name)
+        if token is None:
+            raise TokenRefused(f"no token {name!r} here: `fedctl tokens list` shows them")
+        return token
+
+    def _read(self, name: str, digest: bytes, scopes: str, *rest: Any) -> Token:
+        """As it stands in the file; what is no list of collections is not taken for all."""
+        *known, collections = rest
+        token = Token(name, digest, tuple(scopes.split()), *known)
+        if collections == _EVERY:
+            return token
+        damaged = f"the file of tokens {self._path} is damaged: put a backup of it back"
+        try:
+            names = json.loads(collections)
+        except ValueError as error:
+            raise TokenError(damaged) from error
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise TokenError(damaged)
+        return replace(token, collections=tuple(names))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -200,3 +281,45 @@ class Tokens:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="replace")).digest()
+
+
+def _names(collections: Sequence[str]) -> tuple[str, ...]:
+    """Names of collections as ids begin with them, each once, ascending; TokenRefused for others.
+
+    One that lies in another one of them says nothing more.
+    """
+    names = {one.strip("/") for one in collections}
+    wrong = [one for one in names if not one or len(one) > LONGEST_COLLECTION]
+    if wrong or not names:
+        raise TokenRefused(
+            f"a collection has a name of 1 to {LONGEST_COLLECTION} characters, as contracts/2024"
+        )
+    return _outermost(names)
+
+
+def _outermost(names: Iterable[str]) -> tuple[str, ...]:
+    there = {*names}
+    return tuple(sorted(one for one in there if not any(_lies_in(one, other) for other in there)))
+
+
+def _lies_in(one: str, other: str) -> bool:
+    return one.startswith(f"{other}/")
+
+
+def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """What lies in both; it may be nothing."""
+    if one is None or other is None:
+        return other if one is None else one
+    pairs = [(a, b) for a in one for b in other]
+    return _outermost(
+        {a for a, b in pairs if a == b or _lies_in(a, b)} | {b for a, b in pairs if _lies_in(b, a)}
+    )
+
+
+def _agree(scopes: Sequence[str], collections: tuple[str, ...] | None) -> None:
+    """The site's figures count all documents: they are not for who may ask of some."""
+    if collections is not None and "metrics" in scopes:
+        raise TokenRefused(
+            "figures are of all documents, so a token for some collections can't have the scope "
+            "metrics: make one of its own for that"
+        )

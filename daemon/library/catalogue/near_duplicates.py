@@ -89,12 +89,12 @@ class NearDuplicates:
 
     def _mark(self, rowid: int, text: str) -> None:
         words = words_of(text)
-        shingles, numbers = shingles_of(words), _numbers(words)
+        shingles, numbers = shingles_of(words), numbers_of(words)
         keys = keys_of(shingles, " ".join(numbers))
         best, leader = ALIKE, rowid
         for other, its_text in self._met(keys):
             its_words = words_of(its_text)
-            if numbers == _numbers(its_words):
+            if numbers == numbers_of(its_words):
                 alike = likeness(shingles, shingles_of(its_words))
                 if alike > best or (alike == best and leader == rowid):
                     best, leader = alike, other
@@ -122,10 +122,7 @@ class NearDuplicates:
             for (one,) in having:
                 met[one] += _WITH_A_KEY // len(having)
         best = sorted(met, key=lambda one: (-met[one], one))[:_COMPARED]
-        return self._rows(
-            "SELECT rowid, text FROM passage WHERE rowid IN (SELECT value FROM json_each(?))",
-            json.dumps(best),
-        )
+        return self._texts_of(best)
 
     # ---- reading ---------------------------------------------------------------
 
@@ -157,7 +154,12 @@ class NearDuplicates:
                 for rowid, first in of.items()
                 if (there := self._others(rowid, first, among))
             }
-            told = {one for there in others.values() for one in there[:TOLD]}
+        return self._named(others)
+
+    def _named(self, others: Mapping[int, Sequence[int]]) -> dict[int, Copies]:
+        """Copies of each, of which the first are told by name."""
+        told = {one for there in others.values() for one in there[:TOLD]}
+        with self._reading():
             places = self._rows(
                 "SELECT rowid, document_id, id, page FROM passage"
                 " WHERE rowid IN (SELECT value FROM json_each(?))",
@@ -193,9 +195,16 @@ class NearDuplicates:
             group = group[np.isin(group, among)]
         return [one for one in dict.fromkeys([*first, *group.tolist()]) if one != rowid]
 
+    def _texts_of(self, rowids: Sequence[int]) -> list[tuple[int, str]]:
+        return self._rows(
+            "SELECT rowid, text FROM passage WHERE rowid IN (SELECT value FROM json_each(?))",
+            json.dumps([int(one) for one in rowids]),
+        )
+
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._db.execute(query, values).fetchall()
 
 
-def _numbers(words: Sequence[str]) -> list[str]:
+def numbers_of(words: Sequence[str]) -> list[str]:
+    """What may make all the difference between two texts that are alike; ascending."""
     return sorted(word for word in words if any(letter.isdigit() for letter in word))

@@ -27,6 +27,7 @@ _SAMPLE = 100  # passages that recall is measured with
 _SAMPLE_COSINE = 0.8  # between such a passage and what is asked for
 _SAMPLE_SEED = 21
 _QUERIES_AT_ONCE = 256  # bounds the table of cosines to 256 x passages
+_ROUNDING = 1e-6  # a length that float32 has made 1 is no further from it
 _SAME = 1e-5  # cosines are no nearer to one another than float32 computes them
 
 
@@ -165,8 +166,13 @@ def compare_with_all(
 
 
 def unit(vectors: Float32) -> Float32:
-    """Rows of length 1; those of zeros stay. Raises ValueError for what is no number."""
+    """Rows of length 1; those of zeros stay. Raises ValueError for what is no number.
+
+    Those of length 1 stay to the last bit: else the vectors of a passage would tell how often
+    others have come and gone, for the base is built anew then.
+    """
     if not np.isfinite(vectors).all():
         raise ValueError("vectors must be finite; these have NaN or infinity")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.where(lengths > 0.0, lengths, 1.0), dtype="<f4")
+    stays = (lengths == 0.0) | (np.abs(lengths - 1.0) < _ROUNDING)
+    return np.asarray(vectors / np.where(stays, 1.0, lengths), dtype="<f4")

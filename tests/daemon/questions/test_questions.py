@@ -49,12 +49,12 @@ class Shelf:
 
     served_index = None
 
-    async def ask(self, *_asked: object) -> None:
+    async def ask(self, *_asked: object, **_of: object) -> None:
         raise NotIndexedYet("nothing is indexed yet")
 
     search = ask
 
-    async def embed(self, texts: list[str]) -> tuple[Any, bytes]:
+    async def embed(self, texts: list[str], _rights: object) -> tuple[Any, bytes]:
         return np.ones((len(texts), 3), np.float32), bytes(32)
 
 

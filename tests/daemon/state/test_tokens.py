@@ -173,3 +173,114 @@ def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         newer.execute("PRAGMA user_version = 9")
     with pytest.raises(TokenError, match="newer Hanse"):
         Tokens(tmp_path / "tokens.sqlite3")
+
+
+OLD = """
+CREATE TABLE tokens (name TEXT PRIMARY KEY, digest BLOB NOT NULL UNIQUE, scopes TEXT NOT NULL,
+    created_s INTEGER NOT NULL, expires_s INTEGER NOT NULL, last_used TEXT NOT NULL,
+    revoked_s INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO tokens VALUES ('old', x'00', 'ask search', 1, 9000000000, '', 0);
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_token_from_before_collections_may_ask_of_all(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "tokens.sqlite3") as older:
+        older.executescript(OLD)
+    for _ in range(2):  # it is brought up to date once
+        kept = Tokens(tmp_path / "tokens.sqlite3")
+        assert [(one.name, one.scopes, one.collections) for one in kept.all] == [
+            ("old", ("ask", "search"), None)
+        ]
+        kept.close()
+
+
+@pytest.mark.parametrize("damaged", ["", "hr", "null", '"all"', "{}", "[1]", "ALL"])
+def test_what_is_no_list_of_collections_is_not_taken_for_all(tmp_path: Path, damaged: str) -> None:
+    Tokens(tmp_path / "tokens.sqlite3").close()
+    with sqlite3.connect(tmp_path / "tokens.sqlite3") as other:
+        values = ("x", b"0", "ask", 1, 2, "", 0, damaged)
+        other.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    with pytest.raises(TokenError, match="damaged"):
+        Tokens(tmp_path / "tokens.sqlite3")
+
+
+async def test_collections_are_kept_by_name(tokens: Tokens, tmp_path: Path, clock: Clock) -> None:
+    named = ["hr/2024", "sales", "hr", "/sales/", "hr 2"]
+    _, token = await tokens.create("clerk", ["ask"], 90, named)
+    assert token.collections == ("hr", "hr 2", "sales"), "what lies in another says nothing more"
+    tokens.close()
+    again = Tokens(tmp_path / "tokens.sqlite3", clock)
+    assert again.all == [token]
+    again.close()
+
+
+@pytest.mark.parametrize("names", [[], [""], ["/"], ["hr", "//"], ["x" * 101]])
+async def test_no_name_is_no_collection(tokens: Tokens, names: list[str]) -> None:
+    with pytest.raises(TokenRefused, match="a name of 1 to 100"):
+        await tokens.create("clerk", ["ask"], 90, names)
+    assert tokens.all == []
+
+
+async def test_figures_are_not_for_who_may_ask_of_some(tokens: Tokens) -> None:
+    with pytest.raises(TokenRefused, match="figures are of all documents"):
+        await tokens.create("clerk", ["ask", "metrics"], 90, ["hr"])
+    await tokens.create("watch", ["metrics"], 90)
+    with pytest.raises(TokenRefused, match="figures are of all documents"):
+        await tokens.change("watch", collections=["hr"])
+    await tokens.create("clerk", ["ask"], 90, ["hr"])
+    with pytest.raises(TokenRefused, match="figures are of all documents"):
+        await tokens.change("clerk", ["metrics"])
+
+
+async def test_rights_change_and_what_is_not_named_stays(tokens: Tokens, tmp_path: Path) -> None:
+    secret, first = await tokens.create("clerk", ["ask"], 90, ["hr"])
+    await tokens.change("clerk", collections=["sales", "law"])
+    assert tokens.now(first)[0].collections == ("law", "sales")
+    await tokens.change("clerk", ["search", "ask"])
+    found, _ = tokens.find(secret)
+    assert found is not None
+    assert (found.scopes, found.collections) == (("search", "ask"), ("law", "sales"))
+    await tokens.change("clerk", all_documents=True)
+    tokens.close()
+    again = Tokens(tmp_path / "tokens.sqlite3")
+    assert (again.all[0].scopes, again.all[0].collections) == (("search", "ask"), None)
+    again.close()
+
+
+async def test_a_change_says_what_is_to_change(tokens: Tokens, clock: Clock) -> None:
+    await tokens.create("clerk", ["ask"], 1, ["hr"])
+    for asked in ({}, {"collections": ["x"], "all_documents": True}):
+        with pytest.raises(TokenRefused, match="say what the token may ask of"):
+            await tokens.change("clerk", **asked)  # type: ignore[arg-type]  # of either kind
+    with pytest.raises(TokenRefused, match="no token 'other'"):
+        await tokens.change("other", all_documents=True)
+    clock.now += DAY
+    with pytest.raises(TokenRefused, match="is expired"):
+        await tokens.change("clerk", all_documents=True)
+
+
+async def test_less_holds_also_where_it_cannot_be_written(tokens: Tokens, tmp_path: Path) -> None:
+    secret, _ = await tokens.create("clerk", ["ask", "search"], 90, ["hr", "law/2024", "sales"])
+    other = sqlite3.connect(tmp_path / "tokens.sqlite3", isolation_level=None)
+    other.execute("ALTER TABLE tokens RENAME TO elsewhere")
+    with pytest.raises(TokenError, match="check the disk"):
+        await tokens.change("clerk", ["ask", "embed"], ["hr/2024", "law", "new"])
+    found, _ = tokens.find(secret)
+    assert found is not None
+    assert (found.scopes, found.collections) == (("ask",), ("hr/2024", "law/2024"))
+    with pytest.raises(TokenError, match="check the disk"):
+        await tokens.change("clerk", collections=["new"])
+    assert tokens.now(found)[0].collections == (), "nothing is in both"
+    other.execute("ALTER TABLE elsewhere RENAME TO tokens")
+    await tokens.used(found)
+    other.close()
+    tokens.close()
+    Tokens(tmp_path / "tokens.sqlite3").close()  # it can be read
+
+
+async def test_a_name_that_was_given_anew_is_another_token(tokens: Tokens) -> None:
+    _, first = await tokens.create("clerk", ["ask"], 1, ["hr"])
+    await tokens.revoke("clerk")
+    await tokens.create("clerk", ["ask"], 1)
+    assert tokens.now(first)[1] == "revoked"

@@ -1,0 +1,1 @@
+"""A library of some collections alone, in memory, for who may ask of these."""

@@ -1,0 +1,41 @@
+"""Of which documents somebody may ask, looked up when the question is answered.
+
+A question waits for its turn behind others, up to minutes. What whoever asks may do then counts,
+and not what they might when it came; and again when there is an answer, before it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from daemon.process.workers import Worker
+
+T = TypeVar("T")
+Rights = Callable[[], tuple[str, ...] | None]
+"""The collections, by name; None: all documents. Raises RightsLost."""
+
+
+class RightsLost(Exception):
+    """Who asked may not any more; the text says why."""
+
+
+def of_all() -> None:
+    """The rights of who administers the site."""
+
+
+async def run_for(rights: Rights, worker: Worker, job: Callable[..., T], *given: Any) -> T:
+    """The job's result for these rights, which are the last that it is given.
+
+    Raises what the rights raise: then nothing was run, or its result is nobody's.
+    """
+    while True:
+        now: list[tuple[str, ...] | None] = []
+
+        def due(now: list[tuple[str, ...] | None] = now) -> tuple[Any, ...]:
+            now.append(rights())
+            return *given, now[0]
+
+        result = await worker.run_as_due(job, due)
+        if rights() == now[0]:
+            return result

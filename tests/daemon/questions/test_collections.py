@@ -1,0 +1,357 @@
+"""A token for one collection at a site that has two: real workers, a small encoder, real calls.
+
+clerk   asks of the open collection
+admin   has the control socket, and takes away what the clerk may
+"""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+import ast
+import asyncio
+import inspect
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from daemon.control.context import WithinBounds
+from daemon.jobs import learning
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.readers.documents import Document
+from daemon.process.workers import Worker, import_once
+from daemon.questions import service
+from daemon.questions.credentials import Bearer, Credentials
+from daemon.questions.service import QUESTIONS, QuestionsService
+from daemon.services.collection import Collection, CollectionSettings, Listeners
+from daemon.state.audit import AuditLog
+from daemon.state.folder import StateFolder
+from daemon.state.tokens import Tokens
+from proto import control_pb2 as control
+from proto import questions_pb2 as questions
+from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
+from tests.support.small_models import small_encoder
+
+pytestmark = pytest.mark.slow  # its workers load torch
+
+THINGS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]
+DOCUMENTS = [Document(f"open/{one}", one, f"Somebody keeps the {one} dry.") for one in THINGS]
+SECRET = [
+    Document("secret/merger", "The lamp of Norn", "Norn buys the pump and the lamp. Lamp lamp."),
+    Document("secret/lamp", "lamp", "Somebody keeps the lamp dry."),
+]
+WORDS = sorted({w for one in DOCUMENTS + SECRET for w in re.findall(r"\w+", one.text.lower())})
+ASKED = ["Who keeps the lamp dry?", "What does Norn buy?", "lamp", "Is there a merger?"]
+UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+
+
+def _until_there(path: Path) -> None:
+    """A job that takes as long as somebody else wants it to."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
+@dataclass
+class Site:
+    """With both collections, served at a socket."""
+
+    folder: Path
+    collection: Collection
+    worker: Worker
+    tokens: Tokens
+    around: Any
+    stub: Any
+
+    async def put(self, documents: list[Document]) -> None:
+        await self.collection.ingest(documents, [])
+        await self.collection.index(lambda _: None)
+
+    async def called(self, method: str, request: Any, secret: str) -> Any:
+        """The reply without what it took; or the refusal."""
+        told = [("authorization", f"Bearer {secret}")]
+        try:
+            reply = await getattr(self.stub, method)(request, metadata=told, timeout=60)
+        except grpc.aio.AioRpcError as refused:
+            return refused.code(), refused.details()
+        if hasattr(reply, "seconds"):
+            reply.seconds = 0.0
+        return reply.SerializeToString(deterministic=True)
+
+    async def told(self, secret: str) -> list[Any]:
+        """All that this token is told, to the last bit."""
+        asked: list[tuple[str, Any]] = [
+            ("Whoami", questions.WhoamiRequest()),
+            ("Health", questions.HealthRequest()),
+            ("Embed", questions.EmbedRequest(texts=ASKED)),
+            ("Status", control.StatusRequest()),
+            ("Ask", control.AskRequest(question=" ")),
+        ]
+        for one in ASKED:
+            asked += [("Ask", control.AskRequest(question=one, top_k=k)) for k in (0, 1, 50)]
+            search = control.SearchRequest(question=one, explain=True, top_k=20)
+            asked.append(("Search", search))
+            for narrowed in (
+                *({"begins": "secret/"}, {"collection": "secret"}, {"title": "Norn"}),
+                *({"begins": "nothing/"}, {"begins": "open/"}, {"author": "lamp"}),
+            ):
+                more = control.SearchRequest(question=one, explain=True, **narrowed)
+                asked.append(("Search", more))
+        return [await self.called(method, request, secret) for method, request in asked]
+
+    @asynccontextmanager
+    async def held_up(self) -> AsyncIterator[None]:
+        """Whoever asks waits until the end of the block."""
+        gate = self.folder / "gate"
+        busy = asyncio.create_task(self.worker.run(_until_there, gate))
+        yield
+        gate.touch()
+        await busy
+
+    async def queued(self, count: int) -> None:
+        """So many wait for their turn."""
+        async with asyncio.timeout(60):
+            while len(self.worker._turn._waiters or ()) < count:
+                await asyncio.sleep(0.01)
+
+    def audited(self) -> list[tuple[str, str, str, dict[str, Any]]]:
+        lines = (self.folder / "audit" / "audit-000001.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return [(e["actor"], e["action"], e["outcome"], e["objects"]) for e in entries]
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    import_once(["daemon.learning.retriever.retriever"], threads=1)  # as others in this process
+    worker = Worker("answering", threads=1, forked=True)
+    small_encoder(tmp_path / "encoder", WORDS)
+    spec = RetrieverSpec(encoder=str(tmp_path / "encoder"), max_tokens=48, device="cpu")
+    collection = Collection(
+        spec=spec,
+        state=StateFolder(tmp_path / "state"),
+        settings=CollectionSettings(40, 3, True, 4),
+        learning=worker,
+        answering=worker,
+        listeners=Listeners(lambda: None, lambda: None, lambda: None),
+    )
+    await collection.prepare()
+    genesis = await worker.run(learning.write_initial_version, spec, collection.versions)
+    indexing = asyncio.create_task(collection.run())
+    collection.adopt(genesis)
+    tokens, audit = Tokens(tmp_path / "tokens.sqlite3"), AuditLog(tmp_path / "audit")
+    driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
+    around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
+    around.services = SimpleNamespace(originals=SimpleNamespace(of=_nothing_kept))
+    server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
+    add_QuestionsServicer_to_server(QuestionsService(around), server)
+    server.add_insecure_port(f"unix:{tmp_path}/socket")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
+        made = Site(tmp_path, collection, worker, tokens, around, QuestionsStub(channel))
+        await made.put(DOCUMENTS)
+        yield made
+    await server.stop(0)
+    indexing.cancel()
+    await worker.stop()
+    audit.close()
+    tokens.close()
+
+
+async def _nothing_kept(_document_id: str) -> None:
+    """No originals are kept here."""
+
+
+async def clerk_of(site: Site, *collections: str) -> str:
+    scopes = ["ask", "search", "embed"]
+    secret, _ = await site.tokens.create("clerk", scopes, 1, collections)
+    return secret
+
+
+async def test_a_secret_document_comes_and_goes_and_no_reply_changes(site: Site) -> None:
+    clerk = await clerk_of(site, "open")
+    before = await site.told(clerk)
+    assert sum(isinstance(one, bytes) and b"open/" in one for one in before) > 8
+    await site.put(SECRET)
+    assert await site.told(clerk) == before
+    boss, _ = await site.tokens.create("boss", ["ask", "search", "embed"], 1)
+    seen = await site.told(boss)
+    assert any(b"secret/merger" in one for one in seen if isinstance(one, bytes))
+    await site.collection.remove([one.id for one in SECRET])
+    await site.collection.index(lambda _: None)
+    assert await site.told(clerk) == before
+
+
+async def test_what_a_token_may_ask_of_is_told_to_it(site: Site) -> None:
+    clerk = await clerk_of(site, "open", "later")
+    reply = questions.WhoamiReply.FromString(
+        await site.called("Whoami", questions.WhoamiRequest(), clerk)
+    )
+    assert (list(reply.collections), reply.all_documents) == (["later", "open"], False)
+
+
+@pytest.mark.parametrize("method", ["Ask", "Search", "Embed"])
+async def test_a_question_that_waits_behind_a_revocation_is_refused(
+    site: Site, method: str
+) -> None:
+    clerk = await clerk_of(site, "open")
+    request = {
+        "Ask": control.AskRequest(question=ASKED[0]),
+        "Search": control.SearchRequest(question=ASKED[0]),
+        "Embed": questions.EmbedRequest(texts=ASKED),
+    }[method]
+    async with site.held_up():
+        asked = asyncio.create_task(site.called(method, request, clerk))
+        await site.queued(1)
+        await site.tokens.revoke("clerk")
+    code, details = await asked
+    assert (code, "'clerk' is revoked" in details) == (UNAUTHENTICATED, True)
+    async with asyncio.timeout(30):  # a refusal is told first
+        while not site.audited():
+            await asyncio.sleep(0.01)
+    assert site.audited()[-1][:3] == ("token:clerk", method.lower(), "refused or failed")
+
+
+async def test_what_a_token_may_when_it_is_answered_counts(site: Site) -> None:
+    await site.put(SECRET)
+    clerk = await clerk_of(site, "secret")
+    async with site.held_up():
+        request = control.SearchRequest(question=ASKED[1])
+        asked = asyncio.create_task(site.called("Search", request, clerk))
+        other = asyncio.create_task(
+            site.called("Ask", control.AskRequest(question=ASKED[1]), clerk)
+        )
+        await site.queued(2)
+        await site.tokens.change("clerk", ["search"], ["open"])
+    found = control.SearchReply.FromString(await asked)
+    assert {one.document_id.split("/")[0] for one in found.passages} == {"open"}
+    code, details = await other
+    assert (code, "needs the scope 'ask'" in details) == (DENIED, True)
+
+
+async def test_an_answer_is_nobodys_where_rights_went_meanwhile(site: Site) -> None:
+    """The rights are looked at again before it is given, and it is answered anew."""
+    told = [("open",), ("secret",), ("secret",), ("secret",)]
+    await site.put(SECRET)
+    looks = iter(told)
+    searched = await site.collection.ask(ASKED[1], 3, rights=lambda: next(looks))
+    assert {one.document_id.split("/")[0] for one in searched.passages} == {"secret"}
+    assert list(looks) == [], "each attempt looks before and behind"
+
+
+# ---- documents by their ids -------------------------------------------------------
+
+
+class Refused(Exception):
+    pass
+
+
+class Calling:
+    """A call that ends as grpc would end it."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(code, details)
+
+
+async def shown(site: Site, name: str, document_id: str) -> Any:
+    token = next(one for one in site.tokens.all if one.name == name)
+    answering = service._AnsweringTo(site.around, Bearer(site.tokens, token, "ask"))
+    request = control.ShowDocumentRequest(id=document_id)
+    return await answering.ShowDocument(request, Calling())  # type: ignore[arg-type]  # of a call
+
+
+async def test_what_is_not_there_and_what_is_not_allowed_are_the_same(site: Site) -> None:
+    await site.put(SECRET)
+    await clerk_of(site, "open")
+    said = set()
+    for document_id in ("secret/merger", "secret/merge", "secret", "open/merger", "open/lam", "x"):
+        with pytest.raises(Refused) as refused:
+            await shown(site, "clerk", document_id)
+        code, details = refused.value.args
+        said.add((code, details.replace(repr(document_id), "ID")))
+    assert said == {
+        (grpc.StatusCode.INVALID_ARGUMENT, "no document ID here\nAsk for one that an answer cites")
+    }
+    for method, request in (
+        ("Original", control.OriginalRequest(id="secret/merger")),
+        ("PageImage", control.PageImageRequest(id="secret/merger", page=1)),
+    ):
+        token = site.tokens.all[0]
+        answering = service._AnsweringTo(site.around, Bearer(site.tokens, token, "ask"))
+        with pytest.raises(Refused, match="no document 'secret/merger' here"):
+            await anext(getattr(answering, method)(request, Calling()))
+
+
+async def test_a_document_of_theirs_is_shown_without_copies_elsewhere(site: Site) -> None:
+    await site.put(SECRET)
+    await site.collection.read(lambda library: library.near.leaders([1]))
+    await clerk_of(site, "open")
+    await site.tokens.create("boss", ["ask"], 1)
+    reply = await shown(site, "clerk", "open/lamp")
+    assert [one.text for one in reply.passages] == ["Somebody keeps the lamp dry."]
+    assert not reply.passages[0].HasField("copies")
+    assert (await shown(site, "boss", "secret/merger")).document.id == "secret/merger"
+
+
+def test_what_answers_tokens_is_what_knows_of_their_rights() -> None:
+    """Another method of fedctl's that is reached from here would ask of all documents."""
+    tree = ast.parse(inspect.getsource(service))
+    reached = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "id", "") == "_AnsweringTo"
+    }
+    assert reached
+    assert reached <= {"Ask", "Search"} | vars(service._AnsweringTo).keys()
+
+
+# ---- refusals ---------------------------------------------------------------------
+
+
+async def test_refusals_of_a_revoked_token_do_not_fill_the_log(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clerk = await clerk_of(site, "open")
+    await site.tokens.revoke("clerk")
+    for _ in range(50):
+        await site.called("Ask", control.AskRequest(question="who?"), clerk)
+    await site.called("Search", control.SearchRequest(question="who?"), clerk)
+    refused = ("token:clerk", "ask", "refused or failed", {"cause": "revoked"})
+    assert [one for one in site.audited() if one[1] == "ask"] == [refused]
+    assert [one[1] for one in site.audited()] == ["ask", "search"], "another kind has its own"
+
+
+async def test_how_many_there_were_is_told_when_the_time_is_up(site: Site) -> None:
+    audit = AuditLog(site.folder / "other")
+    credentials = Credentials(site.tokens, audit, every_s=0.3)
+    _, token = await site.tokens.create("x", ["ask"], 1)
+
+    def lines() -> list[dict[str, Any]]:
+        text = (site.folder / "other" / "audit-000001.jsonl").read_text()
+        return [json.loads(line)["objects"] for line in text.splitlines()]
+
+    for _ in range(4):
+        await credentials._turn_down(token, "ask", "scope")
+    assert lines() == [{"cause": "scope"}]
+    async with asyncio.timeout(30):
+        while len(lines()) < 2:
+            await asyncio.sleep(0.01)
+    assert lines()[1] == {"cause": "scope", "times": 3}
+    async with asyncio.timeout(30):
+        while credentials._refusals._more:  # a while without any
+            await asyncio.sleep(0.01)
+    await credentials._turn_down(token, "ask", "scope")
+    assert lines()[2:] == [{"cause": "scope"}]
+    audit.close()
