@@ -24,7 +24,7 @@ import uvicorn
 from config.loading import SettingsError, load
 from config.settings import GatewaySettings
 from daemon.gateway.application import Gateway
-from daemon.gateway.connections import HEADER_BYTES, TimedProtocol
+from daemon.gateway.connections import HEADER_BYTES, Arrivals
 from daemon.gateway.fedd import Fedd
 
 log = structlog.get_logger()
@@ -91,7 +91,7 @@ def _end_by_signals(server: uvicorn.Server) -> None:
 def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
     configured = uvicorn.Config(
         Gateway(fedd, settings.requests).application(),
-        http=TimedProtocol,
+        http=Arrivals(_tls(settings)),  # type: ignore[arg-type]  # a class, says uvicorn
         h11_max_incomplete_event_size=HEADER_BYTES,
         ws="none",
         loop="asyncio",
@@ -102,17 +102,25 @@ def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # who calls is who the kernel says
         timeout_graceful_shutdown=_LEAVE_S,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
     )
+    configured.load()
+    return configured
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """As uvicorn would make it; None: in the clear, on this machine alone."""
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        configured.load()
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise StartRefused(
             f"gateway.tls_certificate and tls_key cannot be used: {error}; name PEM files that "
             "belong together and that this user may read"
         ) from error
-    return configured
+    return context
 
 
 def _listening(listen: str) -> socket.socket:

@@ -63,6 +63,7 @@ from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.store import embedded_by
+from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.answering.cross_encoder import CrossEncoder
@@ -101,6 +102,13 @@ class Evaluation:
     weighed_by: int
     fell_back: int
     cause: str
+
+
+@dataclass(frozen=True)
+class AnswerSoFar:
+    """What of an answer is certain while it is written: it will begin so."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -248,6 +256,11 @@ def open_version(
 def ask(question: str, top_k: int) -> Answered:
     """Answer a question from the open version; raises QuestionRefusedError, NotOpenError."""
     return _opened().answer(question, top_k)
+
+
+def ask_telling(question: str, top_k: int) -> Answered:
+    """As `ask`; reports `AnswerSoFar` while a language model writes."""
+    return _opened().answer(question, top_k, lambda text: report(AnswerSoFar(text)))
 
 
 def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -> Searched:

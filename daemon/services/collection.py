@@ -28,12 +28,7 @@ from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.catalogue.filters import Filters
-from daemon.library.contents import (
-    IngestCounts,
-    LibraryCounts,
-    RemovedCounts,
-    StoredDocument,
-)
+from daemon.library.contents import IngestCounts, LibraryCounts, RemovedCounts, StoredDocument
 from daemon.library.dense.engines import LEAST_RECALL
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.dense.options import EngineUnavailable
@@ -53,6 +48,7 @@ from peers.link.pacing import Backoff
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Told = Callable[[object], None]
 
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
@@ -503,11 +499,13 @@ class Collection:
             if cause
         ]
 
-    async def ask(self, question: str, top_k: int, *, warn: bool = True) -> Answered:
-        """Answer a question with the version that is open; ``warn`` of how, where people ask."""
-        answered = await self._with_open_version(
-            answering_jobs.ask, question, top_k or self._settings.top_k
-        )
+    async def ask(
+        self, question: str, top_k: int, *, warn: bool = True, told: Told | None = None
+    ) -> Answered:
+        """Answer a question; ``warn`` of how. ``told`` gets `AnswerSoFar`, anew after a crash."""
+        job = answering_jobs.ask if told is None else answering_jobs.ask_telling
+        asked = (question, top_k or self._settings.top_k)
+        answered = await self._with_open_version(job, *asked, told=told)
         if warn:
             self._left_out = answered.left_out
             self._unwritten = answered.instead if answered.failed else ""
@@ -586,14 +584,17 @@ class Collection:
         if self.last_error:
             raise LearningError(self.last_error)
 
-    async def _with_open_version(self, job: Callable[..., T], *given: Any) -> T:
+    async def _with_open_version(
+        self, job: Callable[..., T], *given: Any, told: Told | None = None
+    ) -> T:
         """Once more with a fresh worker when the old one died under the job."""
+        asked = (told or (lambda _: None), job, *given)
         try:
-            return await self._answering.run(job, *given)
+            return await self._answering.run_reporting(*asked)
         except (WorkerCrashed, answering_jobs.NotOpenError):
             if self.served_index is None:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
             await self._open(self._served_spec, self.served_digest, self.served_index)
-            return await self._answering.run(job, *given)
+            return await self._answering.run_reporting(*asked)
