@@ -268,6 +268,7 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
 WITHOUT_A_USE = {
     "daemon/control/context.py: WithinBounds.intercept_service": "grpc calls it",
     "daemon/gateway/connections.py: TimedProtocol.on_response_complete": "uvicorn calls it",
+    "daemon/gateway/connections.py: Server.startup": "uvicorn calls it",
 }
 
 

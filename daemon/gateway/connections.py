@@ -16,20 +16,21 @@ import asyncio
 import enum
 import ipaddress
 import itertools
+import socket
 import ssl
 from collections import Counter
 from typing import Any, Final
 
-import structlog
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-log = structlog.get_logger()
 
 HEADERS_S: Final = 10.0
 EXCHANGE_S: Final = 420.0  # more than fedd is given for an answer
 HEADER_BYTES: Final = 16 * 1024
 _AT_ONCE: Final = 4096  # bytes that are parsed at a time
 _MOST: Final = 256  # at once; each takes a descriptor, and at most a request's body of memory
+_TAKEN_AT_ONCE: Final = 64  # before what the ones before say is read; fewer than `_MOST`
+_WAITING: Final = 2048  # connections that the system keeps until they are taken
 _NETWORK_BITS: Final = 64  # of an IPv6 address: what is behind them one household may choose freely
 
 
@@ -153,8 +154,7 @@ class Arriving(asyncio.Protocol):
             secured = await loop.start_tls(
                 *(transport, self, tls), server_side=True, ssl_handshake_timeout=HEADERS_S
             )
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is one, too
-            log.debug("no TLS was agreed on", cause=type(error).__name__)
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is one, too; nobody's fault here
             transport.abort()
             self.connection_lost(error)
             return
@@ -183,6 +183,21 @@ class Arrivals:
     def __call__(self, **given: Any) -> Arriving:
         """One; ``given``: what uvicorn gives its own."""
         return Arriving(self._places, self._tls, TimedProtocol(**given))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which takes a few connections at a time: what these say is read in between.
+
+    Of a flood it would take all that wait at once, and each would lose its place to the next
+    before anybody has read what it asks.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; as many as before may wait in the system's queue."""
+        self.config.backlog = _TAKEN_AT_ONCE
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_WAITING)
 
 
 class TimedProtocol(H11Protocol):
