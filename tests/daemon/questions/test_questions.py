@@ -246,6 +246,10 @@ async def test_two_at_once_are_each_told_their_own_name(served: Served) -> None:
 # ---- those that wait ------------------------------------------------------------------
 
 
+def nobody_waits() -> bool:
+    return metrics.counts()["hanse_questions_waiting"] == 0
+
+
 @pytest.mark.parametrize("name", ["Ask", "StreamAnswer", "Search"])
 async def test_one_too_many_is_told_when_to_come_again(served: Served, name: str) -> None:
     secret, _ = await served.tokens.create("chat", ["ask", "search"], 1)
@@ -263,6 +267,7 @@ async def test_one_too_many_is_told_when_to_come_again(served: Served, name: str
     assert {code for code, _ in await asyncio.gather(*four)} == {
         grpc.StatusCode.FAILED_PRECONDITION
     }
+    await until(nobody_waits, within=60)  # a refusal is told first
     assert (await served.refusal(name, carried))[0] is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -277,6 +282,7 @@ async def test_who_hangs_up_waits_no_longer_and_frees_a_place(served: Served, na
         one.cancel()
     await until(lambda: served.shelf.waiting == 0, within=60)
     await until(lambda: len(served.audited()) == 4, within=60)
+    await until(nobody_waits, within=60)
     served.shelf.waits.set()
     assert (await served.refusal(name, carried))[0] is grpc.StatusCode.FAILED_PRECONDITION
 
