@@ -10,3 +10,4 @@ QUESTIONS_PATH = Path("/run/hanse-gateway/questions.sock")
 # sun_path of sockaddr_un is 108 bytes on Linux, the closing NUL included (unix(7)).
 LONGEST_PATH = 107
 MESSAGE_BYTES = 32 << 20
+RETRY_AFTER = "hanse-retry-after-ms"  # trailing metadata of a question that was one too many

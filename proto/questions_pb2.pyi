@@ -8,13 +8,17 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
 Questions, passages and answers are those of control.proto, with their bounds. A token that is for
-some collections is answered as if the site had no other documents.
+some collections is answered as if the site had no other documents. Where as many wait as may, one
+more ends as RESOURCE_EXHAUSTED, and hanse-retry-after-ms in its trailing metadata says when to
+come again. A call that is cancelled, or whose deadline passes, is not answered: it leaves the
+queue, or what answers it.
 """
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from proto import control_pb2 as _control_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -25,6 +29,36 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class AnswerPart(_message.Message):
+    """Texts, one behind the other, are the begin of the answer; the last part is all of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """with [n] marks that the citations of the whole explain"""
+    @_builtins.property
+    def whole(self) -> _control_pb2.AskReply:
+        """as of Ask; instead: also why it ends before its end"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        whole: _control_pb2.AskReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text", "whole", b"whole"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "whole"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___AnswerPart: _TypeAlias = AnswerPart  # noqa: Y015
 
 @_typing.final
 class EmbedRequest(_message.Message):

@@ -40,6 +40,11 @@ class QuestionsStub:
                 request_serializer=proto_dot_control__pb2.AskRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AskReply.FromString,
                 _registered_method=True)
+        self.StreamAnswer = channel.unary_stream(
+                '/hanse.questions.v1.Questions/StreamAnswer',
+                request_serializer=proto_dot_control__pb2.AskRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.AnswerPart.FromString,
+                _registered_method=True)
         self.Search = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Search',
                 request_serializer=proto_dot_control__pb2.SearchRequest.SerializeToString,
@@ -72,6 +77,14 @@ class QuestionsServicer:
 
     def Ask(self, request, context):
         """Scope ask. Without the passages that control.proto's has beside the answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamAnswer(self, request, context):
+        """Scope ask. The same answer while it is written, statement by statement, each once it was
+        checked; an answer that is there at once comes in one part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Ask,
                     request_deserializer=proto_dot_control__pb2.AskRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AskReply.SerializeToString,
+            ),
+            'StreamAnswer': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamAnswer,
+                    request_deserializer=proto_dot_control__pb2.AskRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.AnswerPart.SerializeToString,
             ),
             'Search': grpc.unary_unary_rpc_method_handler(
                     servicer.Search,
@@ -174,6 +192,33 @@ class Questions:
             '/hanse.questions.v1.Questions/Ask',
             proto_dot_control__pb2.AskRequest.SerializeToString,
             proto_dot_control__pb2.AskReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamAnswer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/StreamAnswer',
+            proto_dot_control__pb2.AskRequest.SerializeToString,
+            proto_dot_questions__pb2.AnswerPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,10 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
 Questions, passages and answers are those of control.proto, with their bounds. A token that is for
-some collections is answered as if the site had no other documents.
+some collections is answered as if the site had no other documents. Where as many wait as may, one
+more ends as RESOURCE_EXHAUSTED, and hanse-retry-after-ms in its trailing metadata says when to
+come again. A call that is cancelled, or whose deadline passes, is not answered: it leaves the
+queue, or what answers it.
 """
 
 from collections import abc as _abc
@@ -42,6 +45,10 @@ class QuestionsStub:
     def __new__(cls, channel: _aio.Channel) -> QuestionsAsyncStub: ...
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
     """Scope ask. Without the passages that control.proto's has beside the answer."""
+    StreamAnswer: _grpc.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]
+    """Scope ask. The same answer while it is written, statement by statement, each once it was
+    checked; an answer that is there at once comes in one part.
+    """
     Search: _grpc.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]
     """Scope search."""
     Embed: _grpc.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]
@@ -60,6 +67,10 @@ class QuestionsAsyncStub(QuestionsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
     """Scope ask. Without the passages that control.proto's has beside the answer."""
+    StreamAnswer: _aio.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]  # type: ignore[assignment]
+    """Scope ask. The same answer while it is written, statement by statement, each once it was
+    checked; an answer that is there at once comes in one part.
+    """
     Search: _aio.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]  # type: ignore[assignment]
     """Scope search."""
     Embed: _aio.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]  # type: ignore[assignment]
@@ -81,6 +92,16 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.AskReply, _abc.Awaitable[_control_pb2.AskReply]]:
         """Scope ask. Without the passages that control.proto's has beside the answer."""
+
+    @_abc_1.abstractmethod
+    def StreamAnswer(
+        self,
+        request: _control_pb2.AskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_questions_pb2.AnswerPart], _abc.AsyncIterator[_questions_pb2.AnswerPart]]:
+        """Scope ask. The same answer while it is written, statement by statement, each once it was
+        checked; an answer that is there at once comes in one part.
+        """
 
     @_abc_1.abstractmethod
     def Search(

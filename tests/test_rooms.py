@@ -267,10 +267,8 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
 # What only tests and benchmarks use, and why it is part of the product all the same.
 WITHOUT_A_USE = {
     "daemon/control/context.py: WithinBounds.intercept_service": "grpc calls it",
-    "daemon/gateway/connections.py: TimedProtocol.connection_made": "asyncio calls it",
-    "daemon/gateway/connections.py: TimedProtocol.data_received": "asyncio calls it",
-    "daemon/gateway/connections.py: TimedProtocol.connection_lost": "asyncio calls it",
     "daemon/gateway/connections.py: TimedProtocol.on_response_complete": "uvicorn calls it",
+    "daemon/gateway/connections.py: Server.startup": "uvicorn calls it",
 }
 
 

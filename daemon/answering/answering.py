@@ -12,7 +12,7 @@ from daemon.answering.abstention import (
     evidence_of,
 )
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
-from daemon.answering.generator import Citation, GeneratedAnswer, Generator, cite
+from daemon.answering.generator import Citation, GeneratedAnswer, Generator, Told, cite
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
@@ -76,8 +76,11 @@ class OpenVersion:
     lacking: str = ""
     abstention: Abstention = ALWAYS_ANSWERS
 
-    def answer(self, question: str, top_k: int) -> Answered:
-        """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
+    def answer(self, question: str, top_k: int, told: Told | None = None) -> Answered:
+        """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed.
+
+        ``told``: as in `daemon.answering.generator.Generator`.
+        """
         question = checked(question)
         found, left_out = self._ranked(question, top_k, EVERY)
         # Of all: a cross-encoder may put what scored best behind those that are shown.
@@ -85,7 +88,7 @@ class OpenVersion:
         if self.abstention.abstains(evidence):
             answer = GeneratedAnswer(NOT_ANSWERED, ())
         else:
-            answer = self.generator.generate(question, hits)
+            answer = self.generator.generate(question, hits, told)
         return Answered(
             text=answer.text,
             citations=answer.citations,

@@ -5,6 +5,9 @@ that passage supports it (`daemon.answering.statements.support`); another is dro
 marked, as the site chose. Citations are numbered anew, in the order in which they appear, and
 each is of the sentence, or row, of its passage that is most like the statement.
 
+A text that is still being written is checked as far as it can't become another any more: a
+statement ends where the next one has begun, for its marks may stand behind its full stop.
+
 Pure: the same text and passages give the same answer. A text is believed in nothing: a citation
 of a passage that was not given is none.
 """
@@ -33,6 +36,9 @@ _BEHIND = re.compile(rf"([.!?…]+[\"'”’)]*)\s*({_MARKS.pattern})")
 # Marks go through the cutting of sentences as letters that no text has left (category Co).
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HIDDEN = re.compile(f"{_OPEN}([\\d,]*){_CLOSE}")
+# What a text that goes on may not end with: half a word, a bracket that nobody has closed yet.
+_WHOLE_WORDS = re.compile(r"(.*\s)\S*", re.DOTALL)
+_UNCLOSED = re.compile(r"\s*[\[【][^\]】]*$")
 # What is left of "According to [1], ".
 _LEAD = re.compile(r"^(?:according to|as stated in|as said in|as per|in|per)\s*,\s*", re.IGNORECASE)
 _END = re.compile(r"[\s.!?…,;:]*")
@@ -55,37 +61,78 @@ class Statement:
 class Checked:
     """What is left of a text: its statements with their marks, and what these are.
 
-    ``supported``: how many of its statements are; ``dropped``: how many were taken out.
+    ``supported``: how many of its statements are; ``dropped``: how many were taken out;
+    ``statements``: how many there were.
     """
 
     text: str
     citations: tuple[Citation, ...]
     supported: int
     dropped: int
+    statements: int
 
 
-def checked(text: str, passages: Sequence[Ranked], unsupported: Unsupported) -> Checked:
-    """What a model wrote, as may be shown; ``passages``: those it was given, [1] first."""
-    sources = [Source(one.passage) for one in passages]
-    numbering = _Numbering(passages, sources)
-    written: list[str] = []
-    good = dropped = 0
-    for statement in statements(text):
+class StatementCheck:
+    """Checks a text that may still be written, each statement once and for good.
+
+    ``passages``: those that the model was given, [1] first.
+    """
+
+    def __init__(self, passages: Sequence[Ranked], unsupported: Unsupported) -> None:
+        self._sources = [Source(one.passage) for one in passages]
+        self._numbering = _Numbering(passages, self._sources)
+        self._unsupported = unsupported
+        self._read: list[Statement] = []
+        self._written: list[str] = []
+        self._good = self._dropped = 0
+
+    @property
+    def left(self) -> Checked:
+        """What is left of the statements that were read."""
+        citations = tuple(self._numbering.citations)
+        return Checked(
+            *(" ".join(self._written), citations),
+            *(self._good, self._dropped, len(self._read)),
+        )
+
+    def read(self, text: str, *, goes_on: bool = False) -> None:
+        """The text so far, from its begin; ``goes_on``: there may be more of it.
+
+        What was read stays where what comes behind makes something else of it (the begin of an
+        image, say); nothing more is read then until all of it is here.
+        """
+        known = len(self._read)
+        if goes_on:
+            whole = _WHOLE_WORDS.fullmatch(text)
+            text = _UNCLOSED.sub("", whole[1]) if whole else ""
+            if text.count("{") > text.count("}"):  # of JSON nothing is read
+                return
+            found = statements(text)[:-1]
+            if found[:known] != self._read:
+                return
+        else:
+            found = statements(text)
+            if found[:known] != self._read:
+                found = self._read + [one for one in found if one not in self._read]
+        for statement in found[known:]:
+            self._check(statement)
+        self._read = found
+
+    def _check(self, statement: Statement) -> None:
         if plain(statement.text) != statement.text:  # two halves that became a link, or a list
-            dropped += 1
-            continue
-        given = tuple(n for n in statement.numbers if 1 <= n <= len(passages))
+            self._dropped += 1
+            return
+        given = tuple(n for n in statement.numbers if 1 <= n <= len(self._sources))
         holds = given == statement.numbers and all(
-            supported(clause, [sources[n - 1] for n in numbers])
+            supported(clause, [self._sources[n - 1] for n in numbers])
             for clause, numbers in statement.clauses
         )
-        good += holds
-        if not holds and unsupported == "drop":
-            dropped += 1
-            continue
-        marks = "".join(f" [{number}]" for number in numbering.of(statement, given, holds))
-        written.append(f"{statement.text}{marks}{'' if holds else f' {MARK}'}")
-    return Checked(" ".join(written), tuple(numbering.citations), good, dropped)
+        self._good += holds
+        if not holds and self._unsupported == "drop":
+            self._dropped += 1
+            return
+        marks = "".join(f" [{number}]" for number in self._numbering.of(statement, given, holds))
+        self._written.append(f"{statement.text}{marks}{'' if holds else f' {MARK}'}")
 
 
 def statements(text: str) -> list[Statement]:

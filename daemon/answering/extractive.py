@@ -17,7 +17,7 @@ import numpy as np
 from crypto.arrays import Float32
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.embedding import Sentence
-from daemon.answering.generator import GeneratedAnswer, cite
+from daemon.answering.generator import GeneratedAnswer, Told, cite
 from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
@@ -71,8 +71,13 @@ class ExtractiveGenerator:
         self._embed_question = embed_question
         self._embed_sentences = embed_sentences
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
-        """One to three sentences in reading order, each with its [n] and citation."""
+    def generate(
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        told: Told | None = None,  # noqa: ARG002  it is all there at once
+    ) -> GeneratedAnswer:
+        """One to three sentences in reading order, each with its [n] and citation; at once."""
         candidates = _candidates(passages)
         if not candidates:
             return GeneratedAnswer(NOT_ANSWERED, ())

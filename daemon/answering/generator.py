@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,8 @@ from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
 
 _LONGEST_CAUSE = 300  # characters
+Told = Callable[[str], None]
+"""Hears an answer while it is written: what of it is certain so far, from its begin."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class GeneratedAnswer:
     """An answer whose [n] marks number its citations; without citations nothing was found.
 
     ``instead``: why another generator wrote it than the one that was chosen; "": that one did.
+    Where the begin was told while it was written: why it ends before its end.
     ``failed``: that one could not write. ``dropped``: statements that were taken out, for what
     they cite does not support them.
     """
@@ -49,8 +52,13 @@ class GeneratedAnswer:
 class Generator(Protocol):
     """Writes an answer from passages and from nothing else."""
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
-        """Answer from ``passages``, best first; there may be none."""
+    def generate(
+        self, question: str, passages: Sequence[Ranked], told: Told | None = None
+    ) -> GeneratedAnswer:
+        """Answer from ``passages``, best first; there may be none.
+
+        ``told`` is for one that writes piece by piece. The answer begins with what it heard.
+        """
 
 
 def cause_of(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemon.answering.options import AnsweringOptions
@@ -31,9 +32,15 @@ class ServedModel:
         """An estimate that is rather too high."""
         return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
 
-    def write(self, text: str, sampling: Sampling, within_s: float) -> str:
+    def write(
+        self,
+        text: str,
+        sampling: Sampling,
+        within_s: float,
+        told: Callable[[str], None] | None = None,
+    ) -> str:
         """See `daemon.answering.written.AnswerModel`; raises ChatError."""
-        return self.client.reply(text, sampling, within_s)
+        return self.client.reply(text, sampling, within_s, told)
 
 
 def model(options: AnsweringOptions) -> ServedModel:

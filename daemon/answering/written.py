@@ -4,11 +4,15 @@ The model is given passages and a question and is believed in nothing: what it w
 statement by statement (`daemon.answering.citations`). Where it is not there, fails, is late, or
 nothing of what it wrote is supported, the extractive answer stands in, and says why. Where it
 says that the passages do not answer, that is the answer: it has read them.
+
+Whoever listens hears each statement once it was checked. From the first supported one on the
+answer is the model's: where it fails behind that, the answer ends there and says why.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,18 +21,20 @@ from typing import Protocol
 import structlog
 
 from daemon.answering.abstention import NOT_ANSWERED
-from daemon.answering.citations import checked
-from daemon.answering.generator import GeneratedAnswer, Generator, cause_of
+from daemon.answering.citations import StatementCheck
+from daemon.answering.generator import GeneratedAnswer, Generator, Told, cause_of
 from daemon.answering.options import AnsweringOptions
 from daemon.answering.prompts.prompts import prompt
 from daemon.learning.language_model import LanguageModelError
 from daemon.library.search import Ranked
 from daemon.process.chat_client import Sampling
+from daemon.process.workers import GivenUp
 
 log = structlog.get_logger()
 
 # What every prompt asks for where the passages say nothing of it.
 _SAYS_NO = "not answered"
+_ENDS = re.compile(r"[.!?…:;\n]")  # a statement may
 
 
 class AnswerModel(Protocol):
@@ -44,8 +50,14 @@ class AnswerModel(Protocol):
     def count(self, text: str) -> int:
         """Tokens of a prompt, rather too many than too few."""
 
-    def write(self, text: str, sampling: Sampling, within_s: float) -> str:
-        """What it writes behind a prompt; raises whatever it likes."""
+    def write(
+        self, text: str, sampling: Sampling, within_s: float, told: Told | None = None
+    ) -> str:
+        """What it writes behind a prompt; raises whatever it likes.
+
+        ``told`` hears what is written so far, if it can, again and again. Raises GivenUp where
+        nobody waits for it any more.
+        """
 
 
 class WrittenGenerator:
@@ -63,30 +75,44 @@ class WrittenGenerator:
             self._lacking = cause_of(error)
             log.warning("answers are extracted, not written", cause=self._lacking)
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+    def generate(
+        self, question: str, passages: Sequence[Ranked], told: Told | None = None
+    ) -> GeneratedAnswer:
         """Statements that the passages support, each with its [n], or the other's answer."""
         if not passages:
             return self._otherwise.generate(question, passages)
         if self._model is None:
             return self._instead(question, passages, self._lacking, failed=True)
+        telling = _Telling(told)
         try:
-            text, given = self._written(self._model, question, passages)
+            text = self._written(self._model, question, passages, telling)
+        except GivenUp:
+            raise
         except Exception as error:  # any: what a stranger's model does nobody can list
             cause = cause_of(error)
+            if telling.told_some:
+                log.warning("an answer ends before its end", cause=cause)
+                left = telling.check.left
+                return GeneratedAnswer(left.text, left.citations, cause, True, left.dropped)
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
         if text.strip().casefold().rstrip(".") == _SAYS_NO:
             return GeneratedAnswer(NOT_ANSWERED, ())
-        left = checked(text, passages[:given], self._options.unsupported)
+        telling.check.read(text)
+        left = telling.check.left
         if not left.supported:
             cause = "nothing of what the language model wrote is supported by what it cites"
             return self._instead(question, passages, cause, dropped=left.dropped)
         return GeneratedAnswer(left.text, left.citations, dropped=left.dropped)
 
     def _written(
-        self, model: AnswerModel, question: str, passages: Sequence[Ranked]
-    ) -> tuple[str, int]:
-        """What the model wrote, and how many of the passages it was given."""
+        self,
+        model: AnswerModel,
+        question: str,
+        passages: Sequence[Ranked],
+        telling: _Telling,
+    ) -> str:
+        """What the model wrote, while what may be told of it is."""
         options = self._options
         until = time.monotonic() + options.answer_within_s
         room = model.room(options.new_tokens)
@@ -106,7 +132,9 @@ class WrittenGenerator:
         sampling = Sampling(
             options.new_tokens, options.sampling_temperature, options.top_p, seed=_seed_of(question)
         )
-        return model.write(asked, sampling, max(0.001, until - time.monotonic())), given
+        telling.check = StatementCheck(passages[:given], options.unsupported)
+        heard = telling.hear if telling.told is not None else None
+        return model.write(asked, sampling, max(0.001, until - time.monotonic()), heard)
 
     def _instead(
         self,
@@ -119,6 +147,32 @@ class WrittenGenerator:
     ) -> GeneratedAnswer:
         other = self._otherwise.generate(question, passages)
         return replace(other, instead=cause, failed=failed, dropped=dropped)
+
+
+class _Telling:
+    """Checks what a model writes, and tells who listens what of it is certain."""
+
+    def __init__(self, told: Told | None) -> None:
+        self.told = told
+        self.check = StatementCheck((), "drop")  # another one, once it is known of which passages
+        self.told_some, self._said = False, ""
+        self._heard = self._statements = 0
+        self._ended = False  # there may be a statement that is whole
+
+    def hear(self, text: str) -> None:
+        """What is written so far."""
+        came, self._heard = text[self._heard :], len(text)
+        self._ended = self._ended or _ENDS.search(came) is not None
+        if self.told is None or not self._ended or not any(map(str.isspace, came)):
+            return
+        self.check.read(text, goes_on=True)
+        left = self.check.left
+        if left.statements > self._statements:
+            self._ended, self._statements = _ENDS.search(came) is not None, left.statements
+            # Not before one is supported: where none is, another answer stands in.
+            if left.supported and left.text != self._said:
+                self.told_some, self._said = True, left.text
+                self.told(left.text)
 
 
 def _seed_of(question: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -308,12 +308,23 @@ class LibraryCalls(Calls):
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
+        return await self._asked(request, context)
+
+    async def _asked(
+        self,
+        request: control.AskRequest,
+        context: Context,
+        told: Callable[[object], None] | None = None,
+    ) -> control.AskReply:
+        """As `Ask`; ``told`` as of `Collection.ask`."""
         started = time.monotonic()
         outcome, citations = "refused or failed", 0
         try:
             answered = await self._answered(
                 context,
-                self._driver.collection.ask(request.question, request.top_k, rights=self._rights),
+                self._driver.collection.ask(
+                    request.question, request.top_k, told=told, rights=self._rights
+                ),
             )
             outcome, citations = "answered", len(answered.citations)
         finally:

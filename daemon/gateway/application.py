@@ -11,8 +11,8 @@ import ipaddress
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
 import structlog
@@ -26,8 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from daemon.gateway import figures, openai_api
 from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
+from daemon.gateway.event_stream import EventStream, while_there
 from daemon.gateway.fedd import Fedd
 from daemon.gateway.refusals import Refusal, answer_to, refused
+from proto.control_pb2 import AskReply
 
 log = structlog.get_logger()
 
@@ -90,18 +92,37 @@ class Gateway:
         token = token_of(request)
         asked = openai_api.parsed(openai_api.ChatRequest, await body_of(request), openai_api.CHAT)
         said = asked.said()
+        if asked.stream:
+            usage = asked.stream_options is not None and asked.stream_options.include_usage
+            return EventStream(self._events(said, token, usage=usage))
+        with self._in_turn(token):
+            reply = await while_there(request.receive, self._reply(said, token))
+        return JSONResponse(openai_api.Completion(question_of(said)).whole(reply))
+
+    async def _reply(self, said: Sequence[str], token: str) -> AskReply:
+        if is_chore(said):
+            await self._fedd.whoami(token)
+            return openai_api.fixed(CHORES)
+        return await self._fedd.ask(question_of(said), token)
+
+    async def _events(
+        self, said: Sequence[str], token: str, *, usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes; its turn lasts until it is read, or somebody hangs up."""
+        completion = openai_api.Completion(question_of(said))
         with self._in_turn(token):
             if is_chore(said):
-                await self._fedd.whoami(token)
-                reply = openai_api.fixed(CHORES)
-            else:
-                reply = await self._fedd.ask(question_of(said), token)
-        completion = openai_api.Completion(question_of(said), reply)
-        if not asked.stream:
-            return JSONResponse(completion.whole())
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
-        events = b"".join(completion.events(usage=usage))
-        return Response(events, media_type="text/event-stream")
+                reply = await self._reply(said, token)
+                yield b"".join([completion.begin(), *completion.rest(reply, usage=usage)])
+                return
+            async with aclosing(self._fedd.stream(question_of(said), token)) as parts:
+                head = completion.begin()
+                async for part in parts:
+                    if part.HasField("whole"):
+                        yield b"".join([head, *completion.rest(part.whole, usage=usage)])
+                        return
+                    yield head + completion.piece(part.text)
+                    head = b""
 
     async def embeddings(self, request: Request) -> Response:
         """Texts as the site's version embeds questions."""
@@ -109,7 +130,7 @@ class Gateway:
         body = await body_of(request)
         asked = openai_api.parsed(openai_api.EmbeddingsRequest, body, openai_api.EMBEDDING)
         with self._in_turn(token):
-            reply = await self._fedd.embed(asked.texts(), token)
+            reply = await while_there(request.receive, self._fedd.embed(asked.texts(), token))
         return JSONResponse(openai_api.embeddings(asked, reply))
 
     @contextmanager

@@ -5,9 +5,10 @@ The gateway has no token of its own, keeps none, and lets fedd say what each may
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import math
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -71,6 +72,18 @@ class Fedd:
         call = self._stub.Ask(request, timeout=_ANSWER_WITHIN_S, metadata=_carrying(token))
         return await _said(call)
 
+    async def stream(self, question: str, token: str) -> AsyncGenerator[questions.AnswerPart, None]:
+        """The answer in parts, as it is written; the last is all of it."""
+        request = control.AskRequest(question=question)
+        call = self._stub.StreamAnswer(request, timeout=_ANSWER_WITHIN_S, metadata=_carrying(token))
+        try:
+            async for part in call:
+                yield part
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error) from error
+        finally:
+            call.cancel()  # where nobody reads on; of one that is over nothing is left
+
     async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
         """Texts as vectors."""
         request = questions.EmbedRequest(texts=texts)
@@ -115,8 +128,21 @@ def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Refusal(504, "this site's daemon did not answer in time: try again later")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if (again_s := _retry_after_s(error)) is not None:
+            return Refusal(429, said, retry_after_s=again_s)
         return Refusal(413, "that is more than this site's daemon takes at once: ask for less")
     if code is grpc.StatusCode.UNAVAILABLE:
         return Refusal(503, _AWAY, retry_after_s=2)
+    if code is grpc.StatusCode.ABORTED:
+        return Refusal(503, said, retry_after_s=1)
     cause = f"this site's daemon failed at this ({code.name}): its log says why"
     return Refusal(503, cause)
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> int | None:
+    """Whole seconds, as HTTP has them; None where something else is too much."""
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key == control_socket.RETRY_AFTER:
+            return max(1, math.ceil(int(value) / 1000))
+    return None

@@ -24,12 +24,11 @@ import uvicorn
 from config.loading import SettingsError, load
 from config.settings import GatewaySettings
 from daemon.gateway.application import Gateway
-from daemon.gateway.connections import HEADER_BYTES, TimedProtocol
+from daemon.gateway.connections import HEADER_BYTES, Arrivals, Server
 from daemon.gateway.fedd import Fedd
 
 log = structlog.get_logger()
 
-_WAITING: Final = 128  # connections that the system keeps until they are taken
 _LEAVE_S: Final = 10  # for answers under way
 
 
@@ -68,7 +67,7 @@ async def _serve(settings: GatewaySettings, file: Path) -> None:
         raise StartRefused(f"gateway.enabled is false: {remedy}")
     fedd = Fedd(settings.socket)
     try:
-        server = uvicorn.Server(_configured(settings, fedd))
+        server = Server(_configured(settings, fedd))
         _end_by_signals(server)
         with _listening(settings.listen) as listening:
             log.info("ready", listen=settings.listen, tls=settings.tls_key is not None)
@@ -91,7 +90,7 @@ def _end_by_signals(server: uvicorn.Server) -> None:
 def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
     configured = uvicorn.Config(
         Gateway(fedd, settings.requests).application(),
-        http=TimedProtocol,
+        http=Arrivals(_tls(settings)),  # type: ignore[arg-type]  # a class, says uvicorn
         h11_max_incomplete_event_size=HEADER_BYTES,
         ws="none",
         loop="asyncio",
@@ -102,17 +101,25 @@ def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # who calls is who the kernel says
         timeout_graceful_shutdown=_LEAVE_S,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
     )
+    configured.load()
+    return configured
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """As uvicorn would make it; None: in the clear, on this machine alone."""
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        configured.load()
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise StartRefused(
             f"gateway.tls_certificate and tls_key cannot be used: {error}; name PEM files that "
             "belong together and that this user may read"
         ) from error
-    return configured
+    return context
 
 
 def _listening(listen: str) -> socket.socket:
@@ -120,7 +127,7 @@ def _listening(listen: str) -> socket.socket:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, int(port)), family=family, backlog=_WAITING)
+        return socket.create_server((host, int(port)), family=family)
     except OSError as error:
         raise StartRefused(
             f"cannot listen at gateway.listen = {listen!r}: {error.strerror or error}; stop what "
@@ -142,6 +149,8 @@ def _configure_logging(level: str) -> None:
     )
     libraries = '{"level": "%(levelname)s", "event": "%(name)s: %(message)s"}'
     logging.basicConfig(level=logging.WARNING, format=libraries)
+    # It warns of each request that is none: a stranger would fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

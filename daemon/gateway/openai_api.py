@@ -7,7 +7,6 @@ answers are made of documents, as the site's settings say.
 from __future__ import annotations
 
 import base64
-import json
 import secrets
 import struct
 import time
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from daemon.gateway.conversation import cited_at, pieces, words_in
+from daemon.gateway.event_stream import END, event
 from daemon.gateway.refusals import Refusal
 from proto.control_pb2 import AskReply, Citation
 from proto.questions_pb2 import EmbedReply
@@ -115,48 +115,67 @@ def models(scopes: list[str], site: str) -> dict[str, Any]:
 class Completion:
     """An answer, as one object or as the events of a stream."""
 
-    def __init__(self, asked: str, reply: AskReply) -> None:
-        self._reply = reply
-        self._head = {
+    def __init__(self, asked: str) -> None:
+        self._asked = asked
+        self._sent = ""
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": CHAT,
-            "system_fingerprint": reply.model_digest.hex()[:12] or None,
+            "system_fingerprint": None,
         }
-        prompt, answer = words_in(asked), words_in(reply.answer)
-        self._usage = {
+
+    def whole(self, reply: AskReply) -> dict[str, Any]:
+        """All of it."""
+        message = {
+            "role": "assistant",
+            "content": reply.answer,
+            "refusal": None,
+            "annotations": cited_at(reply),
+        }
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        told = {"object": "chat.completion", "choices": [choice], "usage": self._usage(reply)}
+        return self._head | _by(reply) | told
+
+    def begin(self) -> bytes:
+        """The first event."""
+        return self._event({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> bytes:
+        """The event of what comes next in the answer."""
+        self._sent += text
+        return self._event({"content": text})
+
+    def rest(self, reply: AskReply, *, usage: bool) -> Iterator[bytes]:
+        """What is left of it; the citations are in the last event that has a choice."""
+        # Behind pieces that were sent nothing stands in: the answer only ends before its end.
+        finished = "length" if self._sent and reply.instead else "stop"
+        self._head |= _by(reply)
+        if left := reply.answer[len(self._sent) :]:
+            for piece in pieces(left):
+                yield self.piece(piece)
+        yield self._event({"annotations": cited_at(reply)}, finished)
+        if usage:
+            told = {"object": "chat.completion.chunk", "choices": [], "usage": self._usage(reply)}
+            yield event(self._head | told)
+        yield event(END)
+
+    def _usage(self, reply: AskReply) -> dict[str, int]:
+        prompt, answer = words_in(self._asked), words_in(reply.answer)
+        return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
         }
 
-    def whole(self) -> dict[str, Any]:
-        """All of it."""
-        message = {
-            "role": "assistant",
-            "content": self._reply.answer,
-            "refusal": None,
-            "annotations": cited_at(self._reply),
-        }
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        told = {"object": "chat.completion", "choices": [choice], "usage": self._usage}
-        return self._head | told
-
-    def events(self, *, usage: bool) -> Iterator[bytes]:
-        """Server-sent events; the citations are in the last that has a choice."""
-        yield self._event({"role": "assistant", "content": ""})
-        for piece in pieces(self._reply.answer):
-            yield self._event({"content": piece})
-        yield self._event({"annotations": cited_at(self._reply)}, "stop")
-        if usage:
-            told = {"object": "chat.completion.chunk", "choices": [], "usage": self._usage}
-            yield _sent(json.dumps(self._head | told))
-        yield _sent("[DONE]")
-
     def _event(self, delta: dict[str, Any], finished: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
-        told = {"object": "chat.completion.chunk", "choices": [choice]}
-        return _sent(json.dumps(self._head | told))
+        return event(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _by(reply: AskReply) -> dict[str, Any]:
+    """Which version answered."""
+    return {"system_fingerprint": reply.model_digest.hex()[:12] or None}
 
 
 def fixed(text: str) -> AskReply:
@@ -188,7 +207,3 @@ def _floats(row: bytes) -> list[float]:
 
 def _base64(row: bytes) -> str:
     return base64.b64encode(row).decode()
-
-
-def _sent(text: str) -> bytes:
-    return f"data: {text}\n\n".encode()

@@ -56,15 +56,19 @@ async def refused(_request: Request, error: Exception) -> JSONResponse:
 
 def answer_to(error: Exception) -> JSONResponse:
     """An error in the form that clients read."""
+    told = {"error": error_of(error)}
     if not isinstance(error, HTTPException):
-        return _answer(500, "the gateway failed at this; its log says where", *_OURS)
+        return JSONResponse(told, 500)
+    return JSONResponse(told, error.status_code, error.headers)
+
+
+def error_of(error: Exception) -> dict[str, str | None]:
+    """What is wrong, as OpenAI's clients read it."""
+    if not isinstance(error, HTTPException):
+        return _told("the gateway failed at this; its log says where", *_OURS)
     kind, code = _KINDS.get(error.status_code, _OURS)
-    code = getattr(error, "code", "") or code
-    answer = _answer(error.status_code, error.detail, kind, code)
-    answer.headers.update(error.headers or {})
-    return answer
+    return _told(error.detail, kind, getattr(error, "code", "") or code)
 
 
-def _answer(status: int, message: str, kind: str, code: str) -> JSONResponse:
-    told = {"message": message, "type": kind, "param": None, "code": code}
-    return JSONResponse({"error": told}, status)
+def _told(message: str, kind: str, code: str) -> dict[str, str | None]:
+    return {"message": message, "type": kind, "param": None, "code": code}

@@ -71,6 +71,7 @@ from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.store import embedded_by
+from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.answering.cross_encoder import CrossEncoder
@@ -109,6 +110,13 @@ class Evaluation:
     weighed_by: int
     fell_back: int
     cause: str
+
+
+@dataclass(frozen=True)
+class AnswerSoFar:
+    """What of an answer is certain while it is written: it will begin so."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -270,6 +278,12 @@ def ask(question: str, top_k: int, collections: Collections | None = None) -> An
     documents can't be read. None: of all.
     """
     return _allowed(collections).answer(question, top_k)
+
+
+def ask_telling(question: str, top_k: int, collections: Collections | None = None) -> Answered:
+    """As `ask`; reports `AnswerSoFar` while a language model writes."""
+    version = _allowed(collections)
+    return version.answer(question, top_k, lambda text: report(AnswerSoFar(text)))
 
 
 def search(

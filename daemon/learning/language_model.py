@@ -7,13 +7,14 @@ imported where a worker's job calls: this file's names may be held by any proces
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from daemon.learning.options import LearningError
 from daemon.process.chat_client import Sampling
+from daemon.process.workers import GivenUp, given_up
 
 _ENDLESS = 1 << 24  # tokens; tokenizers say 10^30 where they know no limit
 
@@ -81,13 +82,22 @@ class LanguageModel:
         """Tokens of a text, as a prompt."""
         return len(self._ids(text))
 
-    def write(self, text: str, sampling: Sampling, within_s: float | None = None) -> str:
+    def write(
+        self,
+        text: str,
+        sampling: Sampling,
+        within_s: float | None = None,
+        told: Callable[[str], None] | None = None,
+    ) -> str:
         """What the model writes behind a prompt; the same for the same prompt and seed.
 
-        Raises LanguageModelError for a prompt that is too long, and where it takes longer than
-        ``within_s`` (looked at between two tokens), and whatever the model does.
+        ``told`` hears with each token what is written so far. Between two tokens it is looked at,
+        too, whether ``within_s`` are over, and whether anybody waits for it.
+        Raises LanguageModelError for a prompt that is too long and where it takes too long,
+        GivenUp, and whatever the model and ``told`` do.
         """
         import torch
+        import transformers
 
         started = time.monotonic()
         ids, room = self._ids(text), self.room(sampling.new_tokens)
@@ -109,6 +119,16 @@ class LanguageModel:
         tokenizer = self._tokenizer
         padding = tokenizer.pad_token_id
         row = torch.tensor([ids], device=self._model.device)
+        first = 0 if self._to_text else len(ids)
+
+        def decoded(written: Any) -> str:
+            return str(tokenizer.decode(written[first:], skip_special_tokens=True))
+
+        def enough(so_far: Any, _scores: Any, **_: Any) -> Any:
+            if told is not None:
+                told(decoded(so_far[0]))
+            return torch.full((len(so_far),), given_up(), device=so_far.device)
+
         with torch.inference_mode(), _seeded(sampling.seed, self._model.device):
             out = self._model.generate(
                 input_ids=row,
@@ -116,15 +136,17 @@ class LanguageModel:
                 max_new_tokens=sampling.new_tokens,
                 max_time=within_s,
                 pad_token_id=tokenizer.eos_token_id if padding is None else padding,
+                stopping_criteria=transformers.StoppingCriteriaList([enough]),
                 **drawn,
             )
+        if given_up():
+            raise GivenUp("nobody waits for what the language model writes")
         if within_s is not None and time.monotonic() - started > within_s:
             raise LanguageModelError(
                 f"the language model took more than {within_s:g} s: choose a smaller one, or "
                 "wait longer"
             )
-        written = out[0] if self._to_text else out[0, len(ids) :]
-        return str(tokenizer.decode(written, skip_special_tokens=True))
+        return decoded(out[0])
 
     def _ids(self, text: str) -> list[int]:
         tokenizer = self._tokenizer

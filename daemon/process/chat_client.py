@@ -3,7 +3,8 @@
 What is asked holds passages, which must not leave this machine: any other address is refused.
 A reply is a stranger's: it is bounded in bytes and in time, from the first byte asked for to
 the last one read, so that a server that drips, or never ends, costs no more than one that is
-silent.
+silent. Where nobody waits for the reply any more the connection is cut, and the server need not
+go on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from daemon.process.workers import GivenUp, given_up, when_given_up
+
 MOST_BYTES = 1 << 20  # of a reply
+_MOST_STREAMED = 16 << 20  # of one in pieces, of which each has some hundred bytes around a word
+_END = "[DONE]"
 
 
 class ChatError(Exception):
@@ -60,10 +65,17 @@ class ChatClient:
                 "give http://127.0.0.1:PORT/v1"
             )
 
-    def reply(self, text: str, sampling: Sampling, within_s: float) -> str:
-        """What the model says to one message; "" where that is no text. Raises ChatError.
+    def reply(
+        self,
+        text: str,
+        sampling: Sampling,
+        within_s: float,
+        told: Callable[[str], None] | None = None,
+    ) -> str:
+        """What the model says to one message; "" where that is no text.
 
-        ``within_s``: from now until the last byte.
+        ``within_s``: from now until the last byte. ``told`` hears what is said so far, again and
+        again, where the server sends pieces. Raises ChatError, GivenUp, and what ``told`` does.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -74,13 +86,11 @@ class ChatClient:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
-        status, data = self._exchanged(json.dumps(body).encode(), within_s)
-        if status != http.HTTPStatus.OK:  # a redirection, too: it is not followed
-            # Not what it said: that may repeat what was asked, and goes into the log.
-            raise ChatError(f"the language model at {self.url} answered {status}: see its own log")
-        return _content(data, self.url)
+        if told is not None:
+            body["stream"] = True
+        return self._exchanged(json.dumps(body).encode(), within_s, told)
 
-    def _exchanged(self, body: bytes, within_s: float) -> tuple[int, bytes]:
+    def _exchanged(self, body: bytes, within_s: float, told: Callable[[str], None] | None) -> str:
         parts = urlsplit(self.url)
         # By its address: a name in /etc/hosts may point anywhere. No proxy is asked.
         host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
@@ -88,18 +98,25 @@ class ChatClient:
         late = threading.Event()
         try:
             connection.connect()
-            with _deadline(connection.sock, within_s, late):
+            connected = connection.sock  # which it lets go of when a reply is the last
+            with (
+                _deadline(connected, within_s, late),
+                when_given_up(lambda: _cut(connected)),
+            ):
                 connection.request(
                     "POST",
                     f"{parts.path.rstrip('/')}/chat/completions",
                     body,
                     {"Content-Type": "application/json"},
                 )
-                reply = connection.getresponse()
-                data = reply.read(MOST_BYTES + 1)
-        except (OSError, http.client.HTTPException) as error:
+                said = self._said(connection.getresponse(), told)
+        except (OSError, http.client.HTTPException, ChatError) as error:
+            if given_up():
+                raise GivenUp("nobody waits for the language model's reply") from error
             if late.is_set() or isinstance(error, TimeoutError):
                 raise self._late(within_s) from error
+            if isinstance(error, ChatError):
+                raise
             raise ChatError(
                 f"the language model at {self.url} did not answer "
                 f"({error or type(error).__name__}): start it, or give its right port"
@@ -108,7 +125,38 @@ class ChatClient:
             connection.close()
         if late.is_set():  # what was read by then ends anywhere
             raise self._late(within_s)
-        return reply.status, data
+        return said
+
+    def _said(self, reply: http.client.HTTPResponse, told: Callable[[str], None] | None) -> str:
+        if reply.status != http.HTTPStatus.OK:  # a redirection, too: it is not followed
+            # Not what it said: that may repeat what was asked, and goes into the log.
+            raise ChatError(
+                f"the language model at {self.url} answered {reply.status}: see its own log"
+            )
+        if told is not None and reply.headers.get_content_type() == "text/event-stream":
+            return self._told(reply, told)
+        return _content(reply.read(MOST_BYTES + 1), self.url)
+
+    def _told(self, reply: http.client.HTTPResponse, told: Callable[[str], None]) -> str:
+        """A reply in pieces, to its end (WHATWG HTML, server-sent events; lines of data alone)."""
+        said, size, finished = "", 0, False
+        while line := reply.readline(MOST_BYTES + 1):
+            size += len(line)
+            if size > _MOST_STREAMED or len(line) > MOST_BYTES or len(said) > MOST_BYTES:
+                raise ChatError(_too_long(self.url))
+            field, _, data = line.decode(errors="replace").partition(":")
+            if field != "data" or not data.strip():
+                continue
+            if data.strip() == _END:
+                return said
+            piece, ends = _piece(data, self.url)
+            finished = finished or ends
+            if piece:
+                said += piece
+                told(said)
+        if not finished:  # some servers forget the last event
+            raise ChatError(f"the language model at {self.url} broke off: see its own log")
+        return said
 
     def _late(self, within_s: float) -> ChatError:
         return ChatError(
@@ -123,8 +171,7 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
 
     def cut() -> None:
         late.set()
-        with suppress(OSError):  # closed by the other side: what waits for it has woken
-            connected.shutdown(socket.SHUT_RDWR)
+        _cut(connected)
 
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
@@ -135,9 +182,35 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
         timer.cancel()
 
 
+def _too_long(url: str) -> str:
+    return f"the language model at {url} sent more than {MOST_BYTES >> 20} MiB"
+
+
+def _cut(connected: socket.socket) -> None:
+    """Wake what waits for it; the socket is closed by whose it is."""
+    with suppress(OSError):  # closed by the other side: that has woken
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _piece(data: str, url: str) -> tuple[str, bool]:
+    """What an event adds to the reply, and whether it is the last that does."""
+    try:
+        event = json.loads(data)
+        if event.get("error"):
+            raise ChatError(f"the language model at {url} failed at its reply: see its own log")
+        if not (choices := event["choices"]):  # how much was written
+            return "", False
+        text, ends = choices[0]["delta"].get("content"), choices[0].get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ChatError(
+            f"the reply from {url} is no chat completion: is it an OpenAI-compatible server?"
+        ) from error
+    return text if isinstance(text, str) else "", bool(ends)
+
+
 def _content(data: bytes, url: str) -> str:
     if len(data) > MOST_BYTES:
-        raise ChatError(f"the language model at {url} sent more than {MOST_BYTES >> 20} MiB")
+        raise ChatError(_too_long(url))
     try:
         text = json.loads(data)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -130,6 +130,23 @@ METRICS = (
         counts=True,
     ),
     Metric(
+        "hanse_questions_waiting",
+        "Questions of people's programs that are being answered, or wait for it.",
+        "count",
+    ),
+    Metric(
+        "hanse_questions_given_up",
+        "Questions of people's programs that nobody waited for any more, since the start.",
+        "count",
+        counts=True,
+    ),
+    Metric(
+        "hanse_questions_refused",
+        "Questions of people's programs that came when as many waited as may, since the start.",
+        "count",
+        counts=True,
+    ),
+    Metric(
         "hanse_token_refusals",
         "Calls of people's programs refused for their token since the start.",
         "count",

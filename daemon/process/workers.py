@@ -4,7 +4,9 @@ A `Worker` is one spawned process that runs one call at a time and keeps what it
 loaded (an encoder, a round key) between calls. A function that runs in it is a
 plain module-level function; it may call `report(...)` to send progress to the
 daemon while it runs, and `ask(...)` for what only the daemon can find out (it has the
-network, the worker has not). A worker ends with its daemon, whatever kills that.
+network, the worker has not). One that takes long asks `given_up()` now and then, or is told
+by `when_given_up`, that nobody waits for it any more. A worker ends with its daemon,
+whatever kills that.
 
 To load torch takes seconds, and several workers need it, some again and again. So
 there may be one process more, which does nothing but import (`import_once`); a
@@ -27,10 +29,10 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -51,6 +53,9 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 _call = 0  # in a worker: the number of what it carries out
 _progress: Connection | None = None
 _answers: Connection | None = None
+_given_up = -1  # the number of the last that nobody waits for
+_to_do_then: Callable[[], None] | None = None
+_giving_up = threading.Lock()
 _reporting = threading.Lock()
 _asking = threading.Lock()
 
@@ -65,6 +70,10 @@ class WorkersRefused(Exception):
 
 class NobodyAnswers(Exception):
     """A job asked, and nobody waits for the job any more, or nobody ever answered questions."""
+
+
+class GivenUp(Exception):
+    """A job ends because nobody waits for it any more; nobody hears of that, either."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +188,32 @@ def ask(item: Any) -> Any:
     return answer.item
 
 
+def given_up() -> bool:
+    """Whether nobody waits for this job any more: it may raise `GivenUp`. Outside a worker: no."""
+    return _given_up >= _call
+
+
+@contextmanager
+def when_given_up(act: Callable[[], None]) -> Iterator[None]:
+    """Within the block ``act`` is called as soon as that is so, in another thread, or at once."""
+    global _to_do_then
+    with _giving_up:
+        _to_do_then = act
+        if given_up():
+            act()
+    try:
+        yield
+    finally:
+        with _giving_up:
+            _to_do_then = None
+
+
 class Worker:
     """One process of its own for one kind of arithmetic.
 
-    ``run`` calls queue up and are carried out in order. After a crash the next
-    call starts a fresh process (what the old one had loaded is gone).
+    ``run`` calls queue up and are carried out in order. One that is cancelled while it waits
+    is never begun; one under way is told so (`given_up`), and goes on if it does not ask. After
+    a crash the next call starts a fresh process (what the old one had loaded is gone).
 
     ``patience_s``: how long a call waits for one that was cancelled and still
     runs; then the process is ended. None waits for as long as it takes.
@@ -210,6 +240,7 @@ class Worker:
         self._pool: ProcessPoolExecutor | None = None
         self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
+        self._gives_up: Connection | None = None  # tells the process which call is given up
         self._ends: tuple[Connection, ...] = ()  # of its pipes, here; who listens has one more
         self._listener: Callable[[Any], None] | None = None
         self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
@@ -234,14 +265,25 @@ class Worker:
         async with self._turn:
             return await self._call(function, *args, **kwargs)
 
-    async def run_as_due(self, function: Callable[..., T], given: Callable[[], Sequence[Any]]) -> T:
+    async def run_as_due(
+        self,
+        function: Callable[..., T],
+        given: Callable[[], Sequence[Any]],
+        listener: Callable[[Any], None] | None = None,
+    ) -> T:
         """As `run`; what the job is given is looked up when its turn has come.
 
-        ``given`` may raise: then nothing is run.
+        ``given`` may raise: then nothing is run. ``listener`` as in `run_reporting`.
         """
         async with self._turn:
             await self._until_free()
-            return await self._call(function, *given())
+            if listener is None:
+                return await self._call(function, *given())
+            self._listener, self._whose = listener, asyncio.current_task()
+            try:
+                return await self._heard(self._call(function, *given()))
+            finally:
+                self._listener = self._whose = None
 
     async def run_reporting(
         self,
@@ -305,6 +347,9 @@ class Worker:
         self._under_way = begun
         try:
             return await asyncio.wrap_future(begun)
+        except asyncio.CancelledError:
+            self._give_up_call()
+            raise
         except BrokenProcessPool as error:
             await self.stop()
             raise WorkerCrashed(
@@ -319,6 +364,12 @@ class Worker:
             ) from error
         finally:
             self._last_used = time.monotonic()
+
+    def _give_up_call(self) -> None:
+        """Tell the job under way; a few bytes, which a thread of the process takes at once."""
+        if self._gives_up is not None:
+            with suppress(OSError):  # it is gone
+                self._gives_up.send(self._calls)
 
     async def _until_free(self) -> None:
         """A call that nobody waits for any more may still run, and may never end."""
@@ -349,13 +400,17 @@ class Worker:
         context = multiprocessing.get_context(self._method)
         reader, writer = context.Pipe(duplex=False)
         answers, replies = context.Pipe(duplex=False)
+        told, self._gives_up = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             max_workers=1,
             mp_context=context,
             initializer=_initialise,
-            initargs=(writer, answers, self._threads, self._nice, self.memory_bytes, log.chosen),
+            initargs=(
+                *(writer, answers, told),
+                *(self._threads, self._nice, self.memory_bytes, log.chosen),
+            ),
         )
-        self._ends = (writer, answers, replies)
+        self._ends = (writer, answers, replies, told, self._gives_up)
         threading.Thread(
             target=self._listen,
             args=(reader, replies, loop),
@@ -427,7 +482,7 @@ class Worker:
         pool, self._pool = self._pool, None
         # Taken before anything is waited for: the next call may start a fresh process meanwhile.
         ends, self._ends = self._ends, ()
-        self._under_way = None
+        self._under_way = self._gives_up = None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
@@ -463,6 +518,7 @@ def _invoke(
 def _initialise(
     progress: Connection,
     answers: Connection,
+    told: Connection,
     threads: int,
     nice: int,
     memory_bytes: int | None,
@@ -479,9 +535,22 @@ def _initialise(
     if nice:
         os.nice(nice)
     os.environ.update(_thread_limits(threads))
+    threading.Thread(target=_hear, args=(told,), daemon=True).start()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _hear(told: Connection) -> None:
+    """That nobody waits for a call any more, as soon as it is said."""
+    global _given_up
+    with suppress(EOFError, OSError):
+        while True:
+            number = told.recv()
+            with _giving_up:
+                _given_up = number
+                if given_up() and _to_do_then is not None:
+                    _to_do_then()
 
 
 def _thread_limits(threads: int) -> dict[str, str]:

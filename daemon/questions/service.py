@@ -9,50 +9,76 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
-from collections.abc import AsyncIterator, Awaitable
+import math
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import grpc.aio
 
+from config.control_socket import RETRY_AFTER
 from daemon.control.context import Context, ServiceContext, refuse
 from daemon.control.service import ControlService
 from daemon.control.socket import Offer
+from daemon.jobs.answering import AnswerSoFar
 from daemon.process import metrics
 from daemon.process.metrics import METRICS
+from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
+from daemon.questions.turns import TooManyError, Turns
 from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
 
 _MOST_BYTES = 4 << 20  # of a request: 64 texts to embed, of 8,192 characters
+# Twice what the gateway lets through: of what it has given up some may not have ended here yet.
+_OF_THE_GATEWAY = 2
 
 
 class QuestionsService(rpc.QuestionsServicer):
-    """Every method asks first for whom it is; Health and Status tell no word of any document."""
+    """Every method asks first for whom it is; Health and Status tell no word of any document.
+
+    What is answered by arithmetic takes a turn; there is an instance, and there are turns, for
+    each user who opens the socket.
+    """
 
     def __init__(self, around: ServiceContext) -> None:
         self._around = around
         self._credentials = Credentials(around.tokens, around.audit)
+        self._turns = Turns(_OF_THE_GATEWAY * around.settings.gateway.requests)
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """An answer with citations; the passages beside it are what `Search` is for."""
         token = await self._credentials.of(context, "ask", "ask")
-        reply = await _AnsweringTo(self._around, token).Ask(request, context)
+        async with self._turn(context):
+            reply = await _AnsweringTo(self._around, token).Ask(request, context)
         del reply.passages[:]
         return reply
+
+    async def StreamAnswer(
+        self, request: control.AskRequest, context: Context
+    ) -> AsyncIterator[questions.AnswerPart]:
+        """The same answer as it is written."""
+        token = await self._credentials.of(context, "ask", "ask")
+        async with self._turn(context):
+            async for part in _AnsweringTo(self._around, token).parts(request, context):
+                yield part
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
         """Passages for a question."""
         token = await self._credentials.of(context, "search", "search")
-        return await _AnsweringTo(self._around, token).Search(request, context)
+        async with self._turn(context):
+            return await _AnsweringTo(self._around, token).Search(request, context)
 
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
     ) -> questions.EmbedReply:
         """Texts as vectors of the version that answers."""
         token = await self._credentials.of(context, "embed", "embed")
-        return await _AnsweringTo(self._around, token).embed(request, context)
+        async with self._turn(context):
+            return await _AnsweringTo(self._around, token).embed(request, context)
 
     async def Whoami(
         self, _request: questions.WhoamiRequest, context: Context
@@ -83,6 +109,16 @@ class QuestionsService(rpc.QuestionsServicer):
             await self._credentials.of(context, "metrics")
         status = await ControlService(self._around, "").Status(request, context)
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
+
+    @asynccontextmanager
+    async def _turn(self, context: Context) -> AsyncIterator[None]:
+        """One of those that wait for an answer; the call ends here where these are too many."""
+        try:
+            with self._turns.one():
+                yield
+        except TooManyError as error:
+            hint = ((RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
 
 
 class _AnsweringTo(ControlService):
@@ -150,6 +186,32 @@ class _AnsweringTo(ControlService):
 
     async def _now(self) -> tuple[str, ...] | None:
         return self._rights()
+
+    async def parts(
+        self, request: control.AskRequest, context: Context
+    ) -> AsyncIterator[questions.AnswerPart]:
+        """What is certain of the answer, piece by piece, then all of it."""
+
+        def begin(tell: Listener) -> Coroutine[Any, Any, control.AskReply]:
+            return self._asked(request, context, tell)
+
+        sent = ""
+        async with watched(begin, AnswerSoFar) as (steps, work):
+            async for step in steps:
+                if not step.text.startswith(sent):
+                    break
+                if piece := step.text[len(sent) :]:
+                    sent = step.text
+                    yield questions.AnswerPart(text=piece)
+            else:
+                reply = await work
+                if reply.answer.startswith(sent):
+                    del reply.passages[:]
+                    yield questions.AnswerPart(whole=reply)
+                    return
+        # What answered died under it, and a fresh one answers otherwise.
+        cause = "what answers this question was started anew behind its begin: ask again"
+        await context.abort(grpc.StatusCode.ABORTED, cause)
 
     async def embed(
         self, request: questions.EmbedRequest, context: Context

@@ -29,12 +29,7 @@ from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.catalogue.filters import Filters
-from daemon.library.contents import (
-    IngestCounts,
-    LibraryCounts,
-    RemovedCounts,
-    StoredDocument,
-)
+from daemon.library.contents import IngestCounts, LibraryCounts, RemovedCounts, StoredDocument
 from daemon.library.dense.engines import LEAST_RECALL
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.dense.options import EngineUnavailable
@@ -53,7 +48,7 @@ from daemon.services.indexes import (
     warnings_of,
 )
 from daemon.services.library_changes import LibraryChanges
-from daemon.services.rights import Rights, of_all, run_for
+from daemon.services.rights import Rights, Told, of_all, run_for
 from daemon.services.work_ahead import WorkAhead
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
@@ -62,6 +57,7 @@ from peers.link.pacing import Backoff
 
 log = structlog.get_logger()
 T = TypeVar("T")
+
 
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
@@ -492,11 +488,18 @@ class Collection:
         return warnings_of(self._left_out, self._unwritten)
 
     async def ask(
-        self, question: str, top_k: int, *, warn: bool = True, rights: Rights = of_all
+        self,
+        question: str,
+        top_k: int,
+        *,
+        warn: bool = True,
+        told: Told | None = None,
+        rights: Rights = of_all,
     ) -> Answered:
-        """Answer a question with the version that is open; ``warn`` of how, where people ask."""
+        """Answer a question; ``warn`` of how. ``told`` gets `AnswerSoFar`, anew after a crash."""
+        job = answering_jobs.ask if told is None else answering_jobs.ask_telling
         asked = (question, top_k or self._settings.top_k)
-        answered = await self._with_open_version(answering_jobs.ask, *asked, rights=rights)
+        answered = await self._with_open_version(job, *asked, rights=rights, told=told)
         if warn:
             self._left_out = answered.left_out
             self._unwritten = answered.instead if answered.failed else ""
@@ -581,13 +584,19 @@ class Collection:
             raise LearningError(self.last_error)
 
     async def _with_open_version(
-        self, job: Callable[..., T], *given: Any, rights: Rights | None = None
+        self,
+        job: Callable[..., T],
+        *given: Any,
+        rights: Rights | None = None,
+        told: Told | None = None,
     ) -> T:
         """Once more with a fresh worker when the old one died under the job.
 
         ``rights``: what they are is given to the job behind the rest; None: nothing is.
         """
-        run = self._answering.run if rights is None else partial(run_for, rights, self._answering)
+        run = self._answering.run
+        if rights is not None:
+            run = partial(run_for, rights, self._answering, told)
         try:
             return await run(job, *given)
         except (WorkerCrashed, answering_jobs.NotOpenError):

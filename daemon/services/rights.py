@@ -7,6 +7,7 @@ and not what they might when it came; and again when there is an answer, before 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from daemon.process.workers import Worker
@@ -14,6 +15,7 @@ from daemon.process.workers import Worker
 T = TypeVar("T")
 Rights = Callable[[], tuple[str, ...] | None]
 """The collections, by name; None: all documents. Raises RightsLost."""
+Told = Callable[[object], None]
 
 
 class RightsLost(Exception):
@@ -24,9 +26,12 @@ def of_all() -> None:
     """The rights of who administers the site."""
 
 
-async def run_for(rights: Rights, worker: Worker, job: Callable[..., T], *given: Any) -> T:
+async def run_for(
+    rights: Rights, worker: Worker, told: Told | None, job: Callable[..., T], *given: Any
+) -> T:
     """The job's result for these rights, which are the last that it is given.
 
+    ``told`` gets what it reports, as long as the rights are what they were when it began.
     Raises what the rights raise: then nothing was run, or its result is nobody's.
     """
     while True:
@@ -36,6 +41,11 @@ async def run_for(rights: Rights, worker: Worker, job: Callable[..., T], *given:
             now.append(rights())
             return *given, now[0]
 
-        result = await worker.run_as_due(job, due)
+        def heard(item: object, now: list[tuple[str, ...] | None] = now) -> None:
+            with suppress(RightsLost):
+                if told is not None and rights() == now[0]:
+                    told(item)
+
+        result = await worker.run_as_due(job, due, None if told is None else heard)
         if rights() == now[0]:
             return result

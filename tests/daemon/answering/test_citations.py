@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.answering.citations import MARK, Checked, checked
+from daemon.answering.citations import MARK, Checked, StatementCheck, Unsupported
 from daemon.library.contents import Passage
 from daemon.library.search import Ranked
 
@@ -27,6 +28,13 @@ WARDS = Passage(
     *(3, "p-ward", "ward", "Wards", "Wing\tBeds\nEast\t30\nWest\t28", "Beds in use", "table", 4)
 )
 PASSAGES = [Ranked(one, 1.0 / one.rowid) for one in (LAMP, ROPE, WARDS)]
+
+
+def checked(text: str, passages: Sequence[Ranked], unsupported: Unsupported) -> Checked:
+    """What is left of a text that is all there."""
+    check = StatementCheck(passages, unsupported)
+    check.read(text)
+    return check.left
 
 
 def check(text: str) -> Checked:
@@ -152,3 +160,79 @@ def test_each_mark_leads_to_a_passage_that_was_given_whatever_was_written(
     assert not {"42", "kerosene"} & set(
         check(" ".join(pieces)).text.casefold().replace(".", "").split()
     ), "no passage says so"
+
+
+# ---- while it is written ------------------------------------------------------------
+
+
+def read_while_written(text: str, step: int = 1) -> tuple[list[str], Checked]:
+    """What is left at each look at the text so far, and at the end."""
+    check, seen = StatementCheck(PASSAGES, "drop"), [""]
+    for end in range(0, len(text), step):
+        check.read(text[:end], goes_on=True)
+        if check.left.text != seen[-1]:
+            seen.append(check.left.text)
+    check.read(text)
+    return seen[1:], check.left
+
+
+def test_a_statement_is_left_as_soon_as_the_next_one_has_begun() -> None:
+    text = "Whale oil burns in every lamp [1]. Kerosene burns. A wick is cut daily. [1] It is"
+    seen, left = read_while_written(text)
+    first, second = "Whale oil burns in every lamp. [1]", "A wick is cut daily. [2]"
+    assert seen == [first, f"{first} {second}"]
+    assert (left.text, left.supported, left.dropped) == (f"{first} {second}", 2, 2)
+
+
+def test_a_mark_behind_the_full_stop_is_waited_for() -> None:
+    check = StatementCheck(PASSAGES, "drop")
+    for far in ("Hemp rope is tarred.", "Hemp rope is tarred. ", "Hemp rope is tarred. [2", "[2]"):
+        check.read(f"Hemp rope is tarred. {far[21:]}" if far == "[2]" else far, goes_on=True)
+        assert check.left.text == ""
+    check.read("Hemp rope is tarred. [2] It lasts ", goes_on=True)
+    assert check.left.text == "Hemp rope is tarred. [1]"
+
+
+@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Whale oil burns in every lamp [1]. A wick is cut daily [1]. Hemp rope is tarred [2].",
+        "Whale oil burns in every lamp. [1] [2] A wick is cut daily. [1]\nIt lasts 4 winters [2].",
+        "- Whale oil burns in every lamp [1]\n- A wick is cut daily [1]\n- Rope is tarred [2]",
+        "<think>Kerosene burns. It is cheap [1].</think>Whale oil burns in every lamp [1]. So.",
+        "```\nA wick is cut daily [1]. It lasts.\n```\nWhale oil burns in every lamp [1]. So.",
+        '{"text": "A wick is cut daily [1]. It burns",\n"x": "A wick [1]. Y"}\nOil burns [1].',
+        "![A wick is cut. Oil](http://evil.example/?q=oil) Whale oil burns in every lamp [1]. So.",
+        "In 2023 the yard sold 1,250 coils approx. in the yard [2]. A wick is cut daily [1].",
+        "Not answered.",
+        "",
+    ],
+    ids=range(10),
+)
+def test_what_is_left_is_the_same_as_of_the_whole_text(text: str, step: int) -> None:
+    """And what was left before is its begin: nothing that was shown is taken back."""
+    seen, left = read_while_written(text, step)
+    assert left.text == check(text).text
+    assert all(left.text.startswith(one) for one in seen)
+    assert left.citations == check(text).citations
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            (
+                *("Whale oil burns in every lamp", "A wick is cut daily", "rope", " [1]", "[2]"),
+                *(". ", "[", "]", "(", ")", "{", "}", "`", "```", "!", "\n", "http://x.com"),
+                *("<think>", "</think>", "<!-- ", " -->", "Hemp rope is tarred [2]. "),
+                "Whale oil burns in every lamp [1]. ",
+            )
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_written_what_was_left_stays_and_is_checked(parts: list[str]) -> None:
+    seen, left = read_while_written("".join(parts), 5)
+    assert all(left.text.startswith(one) for one in seen)
+    assert not re.search(r"http|[<{}`]|!\[|\]\(", left.text)

@@ -12,7 +12,7 @@ import pytest
 
 from config.answering import USUAL_GENERATOR
 from config.loading import load
-from daemon.answering.generator import GeneratedAnswer
+from daemon.answering.generator import GeneratedAnswer, Told
 from daemon.answering.generators import GENERATORS
 from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
@@ -33,7 +33,12 @@ class Remembering:
     def __init__(self, options: AnsweringOptions) -> None:
         self.options = options
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+    def generate(
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        told: Told | None = None,  # noqa: ARG002
+    ) -> GeneratedAnswer:
         return GeneratedAnswer(f"{question} {self.options.level} {len(passages)}", ())
 
 

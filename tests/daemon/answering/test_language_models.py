@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from daemon.answering import transformers_model
-from daemon.answering.generator import GeneratedAnswer, Generator
+from daemon.answering.generator import GeneratedAnswer, Generator, Told
 from daemon.answering.options import AnsweringOptions
 from daemon.answering.prompts.prompts import prompt
 from daemon.answering.statements.support import Wording
@@ -31,7 +31,9 @@ from daemon.learning.language_model import LanguageModel, LanguageModelError
 from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
+from daemon.process import workers
 from daemon.process.chat_client import Sampling
+from daemon.process.workers import GivenUp
 
 pytestmark = pytest.mark.slow  # it loads transformers and trains
 
@@ -213,7 +215,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class Silent:
     """Stands in with nothing, so that a test sees who answered."""
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+    def generate(
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        told: Told | None = None,  # noqa: ARG002
+    ) -> GeneratedAnswer:
         return GeneratedAnswer(f"nothing for {question!r} of {len(passages)} passages", ())
 
 
@@ -252,6 +259,27 @@ def test_what_it_can_not_do_in_time_or_in_its_room_is_refused(folder: Path) -> N
             model.write("oil " * 2000, Sampling(64))
         with pytest.raises(LanguageModelError, match=r"no room for a prompt beside 1024"):
             model.write(text, Sampling(1024))
+
+
+def test_it_is_heard_while_it_writes_and_stops_where_nobody_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = LanguageModel.load(folder), asked(lessons()[0])
+    heard: list[str] = []
+    whole = model.write(text, Sampling(64), told=heard.append)
+    assert heard[-1] == whole
+    assert len(heard) > 10
+    assert all(whole.startswith(one) for one in heard)
+    few: list[str] = []
+
+    def hear(so_far: str) -> None:
+        few.append(so_far)
+        if len(few) == 3:  # as a worker's thread hears it
+            monkeypatch.setattr(workers, "_given_up", workers._call)
+
+    with pytest.raises(GivenUp):
+        model.write(text, Sampling(64), told=hear)
+    assert few == heard[:3]
 
 
 def test_a_draw_is_of_its_seed_and_leaves_others_alone(folder: Path) -> None:

@@ -19,6 +19,7 @@ from tests.daemon.answering.conftest import Site
 from tests.daemon.answering.test_answering import ranked
 from tests.daemon.answering.test_planted import generator
 from tests.daemon.pairs.test_pair_writers import completion, serving
+from tests.daemon.process.model_server import BREAK, writing
 
 QUESTION = "Which oil burns in every lamp?"
 TEXTS = ("Whale oil burns in every lamp.", "Hemp rope is tarred twice.")
@@ -115,6 +116,50 @@ def test_a_statement_that_is_kept_is_marked_in_text_and_citation() -> None:
     )
     assert [one.unsupported for one in given.citations] == [False, True]
     assert given.dropped == 0
+
+
+# ---- piece by piece -------------------------------------------------------------------------
+
+OIL, ROPE, LIE = (
+    "Whale oil burns in every lamp [1]. ",
+    "Hemp rope is tarred twice [2]. ",
+    "Kerosene burns in every lamp [1]. ",
+)
+
+
+def told(*pieces: str, **options: Any) -> tuple[list[str], GeneratedAnswer]:
+    """What is heard of an answer whose model writes these pieces, and the answer."""
+    heard: list[str] = []
+    with writing(lambda _: pieces) as server:
+        model = generator(f"{server.url}#m", **options)
+        return heard, model.generate(QUESTION, ranked(*TEXTS), heard.append)
+
+
+def test_each_statement_is_heard_once_it_was_checked() -> None:
+    heard, given = told("Whale oil burns ", "in every lamp [1]. ", LIE, "Hemp rope ", *ROPE[10:])
+    first, second = "Whale oil burns in every lamp. [1]", "Hemp rope is tarred twice. [2]"
+    assert heard == [first]
+    assert (given.text, given.dropped, given.instead) == (f"{first} {second}", 1, "")
+    heard, given = told(LIE, OIL, ROPE, "Whale oil burns.")
+    assert heard == [first, f"{first} {second}"]
+    assert given.text == f"{first} {second}"
+
+
+def test_nothing_is_heard_of_a_model_for_which_another_answer_stands_in() -> None:
+    for pieces in ((LIE, LIE, "x"), ("Not answered.",), (LIE, BREAK), (LIE, "<think>", OIL, ROPE)):
+        heard, given = told(*pieces)
+        assert heard == []
+        assert given.text in (NOT_ANSWERED, "Whale oil burns in every lamp. [1]")
+    heard, given = told(LIE, LIE, "x", unsupported="mark")
+    assert (heard, "nothing of what" in given.instead) == ([], True)
+
+
+def test_a_model_that_fails_behind_a_statement_leaves_what_was_heard() -> None:
+    heard, given = told(OIL, ROPE, "It ", BREAK)
+    assert heard[-1:] == [given.text] != []
+    assert given.text == "Whale oil burns in every lamp. [1] Hemp rope is tarred twice. [2]"
+    assert "broke off" in given.instead
+    assert given.failed
 
 
 # ---- the answering worker's jobs ------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,7 +14,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from daemon.gateway import connections
-from daemon.gateway.connections import HEADER_BYTES, TimedProtocol
+from daemon.gateway.connections import HEADER_BYTES, Arrivals, Server
+from tests.daemon.gateway.test_starts import self_signed as certificate
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +24,8 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 async def _hello(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/wait":
-        await receive()
+        while (await receive())["type"] != "http.disconnect":
+            pass
         return
     length = int(scope["path"].strip("/") or 2)
     headers = [(b"content-length", str(length).encode())]
@@ -31,18 +34,20 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(protocol: type[H11Protocol] = TimedProtocol) -> AsyncIterator[int]:
-    """The port of a server whose connections are of that kind."""
+async def serving(
+    protocol: type[H11Protocol] | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """The port of a server whose connections are of that kind; None: ours."""
     config = uvicorn.Config(
         _hello,
-        http=protocol,
+        http=protocol or Arrivals(tls),  # type: ignore[arg-type]
         h11_max_incomplete_event_size=HEADER_BYTES,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:
@@ -85,11 +90,25 @@ async def trickle(port: int, first: bytes = b"") -> bool:
         writer.close()
 
 
-async def answered(port: int) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+@pytest.fixture(scope="module")
+def self_signed(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """A server's, with a certificate of its own."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "gateway.crt", folder / "gateway.key")
+    return context
+
+
+async def answered(port: int, *, tls: bool = False) -> bytes:
+    believing = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    believing.check_hostname, believing.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=believing if tls else None
+    )
     writer.write(WHOLE)
     try:
-        return await asyncio.wait_for(reader.readuntil(b"xx"), 10)
+        return await asyncio.wait_for(reader.readuntil(b"xx"), 60)
     finally:
         writer.close()
 
@@ -162,28 +181,159 @@ async def test_no_exchange_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
         writer.close()
 
 
-async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST", 3)
+# ---- too many ----------------------------------------------------------------------
+
+
+async def hung_up_on(reader: asyncio.StreamReader, within_s: float) -> bool:
+    """Whether the other side ends within so many seconds."""
+    try:
+        async with asyncio.timeout(within_s):
+            with suppress(OSError):
+                while await reader.read(4096):
+                    pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST", 4)
     monkeypatch.setattr(connections, "HEADERS_S", 60)
+
+
+@pytest.mark.usefixtures("few")
+async def test_who_waits_longest_goes_for_one_more(self_signed: ssl.SSLContext) -> None:
+    """Whoever keeps all connections loses the oldest, and keeps nobody out. TLS counts, too."""
+    for tls in (None, self_signed):
+        async with serving(tls=tls) as port:
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for _ in range(3):
+                assert await answered(port, tls=tls is not None)
+            assert await hung_up_on(opened[0][0], 10)
+            assert not await hung_up_on(opened[-1][0], 0.2)
+            for _, writer in opened:
+                writer.close()
+
+
+@pytest.mark.usefixtures("few")
+async def test_who_is_answered_stays_and_a_body_goes_behind_headers() -> None:
     async with serving() as port:
-        open_ones = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        await answered_or_refused(port, refused=True)
-        open_ones[0][1].close()
-        await open_ones[0][1].wait_closed()
-        async with asyncio.timeout(10):
-            while not await answered_or_refused(port):
-                await asyncio.sleep(0.05)
-        for _, writer in open_ones:
+        waiting = await asyncio.open_connection("127.0.0.1", port)
+        waiting[1].write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        body = await asyncio.open_connection("127.0.0.1", port)
+        body[1].write(b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+        assert await answered(port)  # what was sent before is read by now
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert await answered(port)
+        assert await hung_up_on(idle[0][0], 10)
+        more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        assert await hung_up_on(idle[1][0], 10)
+        assert not await hung_up_on(body[0], 0.2), "there were others with less"
+        assert not await hung_up_on(waiting[0], 0.2)
+        for _, writer in (waiting, body, *idle, *more):
             writer.close()
 
 
-async def answered_or_refused(port: int, *, refused: bool = False) -> bool:
-    try:
-        await answered(port)
-    except (OSError, asyncio.IncompleteReadError):
-        return False
-    assert not refused
-    return True
+@pytest.mark.usefixtures("few")
+async def test_where_all_are_answered_the_newest_goes() -> None:
+    async with serving() as port:
+        asked = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for _, writer in asked:
+            writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.5)
+        reader, one_more = await asyncio.open_connection("127.0.0.1", port)
+        assert await hung_up_on(reader, 10)
+        for reader, _ in asked:
+            assert not await hung_up_on(reader, 0.1)
+        for _, writer in (*asked, ("", one_more)):
+            writer.close()
+
+
+class Caller(asyncio.Transport):
+    """A connection that somebody else opened: only its address, and whether it is over."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1234)})
+        self.over = False
+
+    def abort(self) -> None:
+        self.over = True
+
+
+@pytest.mark.usefixtures("few")
+def test_who_has_most_loses_first_by_address() -> None:
+    for honest, own in (("10.0.0.1", "10.0.0.{}"), ("2001:db8:1::1", "2001:db8:2::{}")):
+        places = connections.Places()
+        first = Caller(honest)
+        places.take(first)
+        # Of IPv4 all from one; of IPv6 each from another of the same network.
+        for n in range(20):
+            places.take(Caller(own.format(2 if "." in own else n + 1)))
+        assert not first.over
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 999])
+async def test_half_a_handshake_is_hung_up_on(sent: bytes, self_signed: ssl.SSLContext) -> None:
+    async with serving(tls=self_signed) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert await hung_up_on(reader, 10)
+        writer.close()
+        assert await answered(port, tls=True)
+
+
+THOUSAND = 1000
+
+
+async def nuisance(port: int, number: int) -> None:
+    """One of those who keep connections for nothing, and come back when they are hung up on."""
+    said = (
+        b"",
+        b"GET / HTTP/1.1\r\nX-Slow: ",
+        b"POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nx",
+        f"GET /{1 << 22} HTTP/1.1\r\nHost: x\r\n\r\n".encode(),
+        b"\x16\x03\x01\x02\x00\x01",
+        b"\xff" * 4000,
+    )[number % 6]
+    while True:
+        with suppress(OSError):
+            # Nothing is read of what comes back beyond what the kernel takes.
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(said)
+            try:
+                while not reader.at_eof() and not writer.is_closing():
+                    await asyncio.sleep(0.5)
+                    writer.write(b"x" if number % 6 in (1, 2) else b"")
+            finally:
+                writer.close()
+        await asyncio.sleep(3)
+
+
+async def persistent(port: int, *, tls: bool) -> bytes:
+    """As people's programs ask: OpenAI's client tries twice more where a line breaks."""
+    for _ in range(2):
+        with suppress(OSError, asyncio.IncompleteReadError):
+            return await answered(port, tls=tls)
+    return await answered(port, tls=tls)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("secured", [False, True], ids=["clear", "tls"])
+async def test_a_thousand_at_once_keep_nobody_out(
+    secured: bool, self_signed: ssl.SSLContext
+) -> None:
+    """Slow headers, slow bodies, unread answers, half handshakes, garbage; all of one address."""
+    async with serving(tls=self_signed if secured else None) as port:
+        many = [asyncio.create_task(nuisance(port, n)) for n in range(THOUSAND)]
+        try:
+            await asyncio.sleep(2)
+            for _ in range(10):
+                assert b" 200 " in await persistent(port, tls=secured)
+        finally:
+            for one in many:
+                one.cancel()
+            await asyncio.wait(many)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import structlog
 
-from daemon.process.workers import NobodyAnswers, ask, reads, report
+from daemon.process.chat_client import ChatClient, Sampling
+from daemon.process.workers import (
+    GivenUp,
+    NobodyAnswers,
+    ask,
+    given_up,
+    reads,
+    report,
+    when_given_up,
+)
 
 MIB = 1 << 20
 
@@ -98,3 +107,34 @@ def hang(path: Path) -> None:
 
 def limits() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_DATA)
+
+
+# ---- that are given up ------------------------------------------------------------------
+
+
+def until_given_up(told: Path) -> None:
+    """Ends when nobody waits for it any more, and leaves a note of how it heard."""
+    heard: list[str] = []
+    with when_given_up(lambda: heard.append("called")):
+        report("begun")
+        while not given_up():
+            time.sleep(0.005)
+    told.write_text("".join(heard))
+    raise GivenUp("nobody waits")
+
+
+def is_given_up() -> tuple[bool, int]:
+    return given_up(), os.getpid()
+
+
+def noting(told: Path) -> None:
+    told.write_text("begun")
+
+
+def asking_a_model(url: str, told: Path) -> str:
+    """What a server says; whether it was left before that stands in the file."""
+    try:
+        return ChatClient(url, "m").reply("Which?", Sampling(64), 300, report)
+    except GivenUp:
+        told.write_text("given up")
+        raise

@@ -128,3 +128,70 @@ def test_a_call_of_a_tool_is_no_text(message: dict[str, object]) -> None:
     data = json.dumps({"choices": [{"message": message}]}).encode()
     with serving(lambda _: (200, data)) as (url, _):
         assert ChatClient(url, "m").reply("Which?", GREEDY, 5) == ""
+
+
+# ---- piece by piece -----------------------------------------------------------------
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def event(text: object, finished: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finished}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def streamed(*said: bytes) -> tuple[str, list[str]]:
+    """The whole reply of a server that says this, and what was told before."""
+    heard: list[str] = []
+
+    def speak(connection: socket.socket, over: threading.Event) -> None:
+        connection.sendall(EVENTS + b"".join(said))
+        connection.shutdown(socket.SHUT_WR)
+        over.wait(30)  # closed while there is something to read it would be reset
+
+    with raw(speak) as url:
+        return ChatClient(url, "m").reply("Which?", GREEDY, 30, heard.append), heard
+
+
+def test_pieces_are_told_as_they_come() -> None:
+    comment, usage = b": here\r\n\r\n", b'data: {"choices": [], "usage": {}}\n\n'
+    end = b"data: [DONE]\n\n"
+    said = streamed(comment, event("Oil"), event(None), event(" burns"), event("", "stop"), usage)
+    assert said == ("Oil burns", ["Oil", "Oil burns"])
+    assert streamed(event("Oil"), end, event("never"))[0] == "Oil"
+
+
+def test_a_server_that_sends_no_pieces_is_read_whole() -> None:
+    with serving(lambda _: completion("oil")) as (url, asked):
+        assert ChatClient(url, "m").reply("Which?", GREEDY, 30, print) == "oil"
+    assert asked[0]["stream"] is True
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ([event("Oil")], "broke off"),
+        ([event("Oil"), b'data: {"error": {"message": "out of memory"}}\n\n'], "failed at its"),
+        ([b"data: {}\n\n"], "no chat completion"),
+        ([b"data: []\n\n"], "no chat completion"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], "no chat completion"),
+        ([b"data: \xff\n\n"], "no chat completion"),
+        ([b"data: " + b"x" * (2 << 20)], "more than 1 MiB"),
+        ([event("x" * 1000)] * 1200, "more than 1 MiB"),
+        ([b": " + b"x" * 60_000 + b"\n\n"] * 300, "more than 1 MiB"),
+    ],
+    ids=range(9),
+)
+def test_a_broken_stream_is_an_error_with_its_cause(said: list[bytes], cause: str) -> None:
+    with pytest.raises(ChatError, match=cause):
+        streamed(*said)
+
+
+def test_a_stream_that_drips_is_left_at_the_deadline() -> None:
+    def drip_events(connection: socket.socket, over: threading.Event) -> None:
+        connection.sendall(EVENTS)
+        while not over.wait(0.02):
+            connection.sendall(event("x"))
+
+    with raw(drip_events) as url, pytest.raises(ChatError, match=r"did not answer within 0\.5 s"):
+        ChatClient(url, "m").reply("Which?", GREEDY, 0.5, lambda _: None)

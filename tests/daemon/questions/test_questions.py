@@ -8,6 +8,7 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,11 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from config.control_socket import RETRY_AFTER
 from daemon.control.context import WithinBounds
 from daemon.process import metrics
 from daemon.questions.service import QUESTIONS, QuestionsService
+from daemon.questions.turns import TooManyError, Turns
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit import AuditLog
 from daemon.state.tokens import Tokens
@@ -29,6 +32,7 @@ from proto import questions_pb2 as questions
 from proto.control_pb2_grpc import ControlStub
 from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
 from tests.daemon.gateway.gates import refusal_of
+from tests.support.lines import until
 
 if TYPE_CHECKING:
     from proto.questions_pb2_grpc import QuestionsAsyncStub
@@ -38,6 +42,7 @@ UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMI
 # What each call with a token asks, and which scope lets it through ("": any token).
 CALLS: dict[str, tuple[Any, str]] = {
     "Ask": (control.AskRequest(question="who?"), "ask"),
+    "StreamAnswer": (control.AskRequest(question="who?"), "ask"),
     "Search": (control.SearchRequest(question="who?"), "search"),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed"),
     "Whoami": (questions.WhoamiRequest(), ""),
@@ -49,7 +54,17 @@ class Shelf:
 
     served_index = None
 
-    async def ask(self, *_asked: object, **_of: object) -> None:
+    def __init__(self) -> None:
+        self.waits: asyncio.Event | None = None  # until it is set nobody is answered
+        self.waiting = 0
+
+    async def ask(self, *_asked: object, **_told: object) -> None:
+        self.waiting += 1
+        try:
+            if self.waits is not None:
+                await self.waits.wait()
+        finally:
+            self.waiting -= 1
         raise NotIndexedYet("nothing is indexed yet")
 
     search = ask
@@ -66,6 +81,7 @@ class Served:
     folder: Path
     now: list[float]
     channel: grpc.aio.Channel
+    shelf: Shelf
 
     @property
     def stub(self) -> QuestionsAsyncStub:
@@ -75,7 +91,8 @@ class Served:
         """That call, with these values of the header."""
         request, _ = CALLS[name]
         carried = [("authorization", one) for one in told]
-        return await getattr(self.stub, name)(request, metadata=carried, timeout=30)
+        call = getattr(self.stub, name)(request, metadata=carried, timeout=30)
+        return [part async for part in call] if name == "StreamAnswer" else await call
 
     async def refusal(self, name: str, *told: str) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -93,14 +110,16 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     now = [1_800_000_000.0]
     tokens = Tokens(tmp_path / "tokens.sqlite3", lambda: now[0])
     audit = AuditLog(tmp_path / "audit")
-    driver = SimpleNamespace(collection=Shelf(), identity=SimpleNamespace(site_id="elm"))
-    around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
+    shelf = Shelf()
+    driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
+    settings = SimpleNamespace(gateway=SimpleNamespace(requests=2))
+    around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver, settings=settings)
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)
     server.add_insecure_port(f"unix:{tmp_path}/socket")
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
-        yield Served(tokens, tmp_path, now, channel)
+        yield Served(tokens, tmp_path, now, channel, shelf)
     await server.stop(0)
     audit.close()
     tokens.close()
@@ -222,3 +241,80 @@ async def test_two_at_once_are_each_told_their_own_name(served: Served) -> None:
     told = [(await served.tokens.create(name, ["ask"], 1))[0] for name in ("one", "two")]
     found = await asyncio.gather(*(served.call("Whoami", f"Bearer {one}") for one in told))
     assert [one.name for one in found] == ["one", "two"]
+
+
+# ---- those that wait ------------------------------------------------------------------
+
+
+def nobody_waits() -> bool:
+    return metrics.counts()["hanse_questions_waiting"] == 0
+
+
+@pytest.mark.parametrize("name", ["Ask", "StreamAnswer", "Search"])
+async def test_one_too_many_is_told_when_to_come_again(served: Served, name: str) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask", "search"], 1)
+    served.shelf.waits = asyncio.Event()
+    carried = f"Bearer {secret}"
+    four = [asyncio.create_task(served.refusal("Ask", carried)) for _ in range(4)]
+    await until(lambda: served.shelf.waiting == 4, within=60)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await served.call(name, carried)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "as many as may: try again in 2 s" in (refused.value.details() or "")
+    trailing: Any = refused.value.trailing_metadata() or ()
+    assert dict(trailing)[RETRY_AFTER] == "2000"  # two answers of a second: half of those that wait
+    served.shelf.waits.set()
+    assert {code for code, _ in await asyncio.gather(*four)} == {
+        grpc.StatusCode.FAILED_PRECONDITION
+    }
+    await until(nobody_waits, within=60)  # a refusal is told first
+    assert (await served.refusal(name, carried))[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("name", ["Ask", "StreamAnswer"])
+async def test_who_hangs_up_waits_no_longer_and_frees_a_place(served: Served, name: str) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask"], 1)
+    served.shelf.waits = asyncio.Event()
+    carried = f"Bearer {secret}"
+    four = [asyncio.create_task(served.call(name, carried)) for _ in range(4)]
+    await until(lambda: served.shelf.waiting == 4, within=60)
+    for one in four:
+        one.cancel()
+    await until(lambda: served.shelf.waiting == 0, within=60)
+    await until(lambda: len(served.audited()) == 4, within=60)
+    await until(nobody_waits, within=60)
+    served.shelf.waits.set()
+    assert (await served.refusal(name, carried))[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_deadline_that_passes_ends_what_waits(served: Served) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask"], 1)
+    served.shelf.waits = asyncio.Event()
+    carried = [("authorization", f"Bearer {secret}")]
+    with pytest.raises(grpc.aio.AioRpcError) as late:
+        await served.stub.Ask(CALLS["Ask"][0], metadata=carried, timeout=0.5)
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: served.shelf.waiting == 0, within=60)
+
+
+def test_the_time_to_come_again_follows_what_answers_take() -> None:
+    now = [0.0]
+    turns = Turns(4, lambda: now[0])
+
+    def again() -> float:
+        with ExitStack() as four, pytest.raises(TooManyError) as refused:
+            for _ in range(4):
+                four.enter_context(turns.one())
+            with turns.one():
+                pytest.fail("a fifth of four")
+        return refused.value.retry_after_s
+
+    assert again() == pytest.approx(2.0, abs=0.9)
+    for _ in range(30):  # two that overlap: each takes 20 s of what answers
+        with turns.one(), turns.one():
+            now[0] += 20
+    assert 15 < again() < 40
+    for _ in range(60):
+        with turns.one():
+            now[0] += 0.01
+    assert again() == 1.0
