@@ -58,12 +58,15 @@ test-milvus: $(MILVUS) ## the dense index at a Milvus Lite server, in tests and 
 	@$(BIN)/python -m pytest -q tests/daemon/library/dense tests/live/test_milvus.py $(ARGS)
 
 # Clients as people have them, each major version in an environment of its own.
-CLIENTS := openai-1 openai-2 openai-3 langchain
+CLIENTS := openai-1 openai-2 openai-3 langchain mcp-1.10 mcp-1 mcp-2
 openai-1 := openai>=1,<2
 openai-2 := openai>=2,<3
 openai-3 := openai>=3,<4
 langchain := langchain-openai>=1,<2
-test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) ## OpenAI's client of three major versions and LangChain's ask a real site
+mcp-1.10 := mcp>=1.10,<1.11
+mcp-1 := mcp>=1.30,<2
+mcp-2 := mcp>=2,<3
+test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) ## OpenAI's, LangChain's and MCP's clients, of several versions, and curl ask a real site
 	@$(BIN)/python -m tests.daemon.gateway.clients $(CLIENTS:%=$(VENV)/.clients-%)
 
 $(VENV)/.clients-%/.installed: $(INSTALLED)

@@ -65,6 +65,9 @@ HOMES = {
     "starlette": ("daemon/gateway/",),
     "uvicorn": ("daemon/gateway/",),
     "prometheus_client": ("daemon/gateway/",),
+    "mcp": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
+    "mcp_types": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
+    "httpx2": ("daemon/fedctl/commands/mcp.py",),
     "openai": (),
     "grpc": (
         "proto/",
@@ -271,6 +274,7 @@ WITHOUT_A_USE = {
     "daemon/gateway/connections.py: TimedProtocol.data_received": "asyncio calls it",
     "daemon/gateway/connections.py: TimedProtocol.connection_lost": "asyncio calls it",
     "daemon/gateway/connections.py: TimedProtocol.on_response_complete": "uvicorn calls it",
+    "daemon/gateway/main.py: _Libraries.formatException": "logging calls it",
 }
 
 

@@ -11,7 +11,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 # isort: split
 import grpc.aio
 
-from daemon.control.context import Context, ServiceContext
+from daemon.control.context import Context, ServiceContext, refuse
 from daemon.control.service import ControlService
 from daemon.control.socket import Offer
 from daemon.process.metrics import METRICS
@@ -42,6 +42,13 @@ class QuestionsService(rpc.QuestionsServicer):
         """Passages for a question."""
         token = await self._credentials.of(context, "search", "search")
         return await _AnsweringTo(self._around, token).Search(request, context)
+
+    async def Passage(
+        self, request: questions.PassageRequest, context: Context
+    ) -> questions.PassageReply:
+        """A passage that `Search` found, and what stands beside it."""
+        token = await self._credentials.of(context, "search", "passage")
+        return await _AnsweringTo(self._around, token).passage(request, context)
 
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
@@ -84,6 +91,35 @@ class _AnsweringTo(ControlService):
 
     def __init__(self, around: ServiceContext, token: Token) -> None:
         super().__init__(around, actor_of(token))
+
+    async def passage(
+        self, request: questions.PassageRequest, context: Context
+    ) -> questions.PassageReply:
+        """The passage whole; who may not see it is told what is told of one that is not here."""
+        outcome, passages = "refused or failed", 0
+        wanted = request.passage_id
+        try:
+            one, before, after = await self._answered(
+                context, self._driver.collection.read(lambda library: library.passage(wanted))
+            )
+            if one is None:
+                remedy = "Ids are those that a search tells; one whose text was changed has another"
+                await refuse(context, "no passage of this id here", remedy, senseless=True)
+            outcome, passages = "answered", 1
+        finally:
+            await self._audit.record_or_owe(self._actor, "passage", outcome, passages=passages)
+        return questions.PassageReply(
+            passage_id=one.id,
+            document_id=one.document_id,
+            title=one.title,
+            text=one.text,
+            context=one.context,
+            kind=one.kind,
+            page=one.page,
+            place=one.place or (),
+            before=before,
+            after=after,
+        )
 
     async def embed(
         self, request: questions.EmbedRequest, context: Context

@@ -77,6 +77,7 @@ Action = Literal[
     "negatives",
     "original",
     "page-image",
+    "passage",
     "personalise",
     "plan",
     "pull",
