@@ -57,21 +57,22 @@ MILVUS := $(VENV)/.milvus
 test-milvus: $(MILVUS) ## the dense index at a Milvus Lite server, in tests and figures beside hnswlib
 	@$(BIN)/python -m pytest -q tests/daemon/library/dense tests/live/test_milvus.py $(ARGS)
 
-# Clients as people have them, each major version in an environment of its own.
+# Clients as people have them, each major version in an environment of its own. MCP's 1.10 is the
+# first with structured results, and imports what later versions of pydantic lack.
 CLIENTS := openai-1 openai-2 openai-3 langchain mcp-1.10 mcp-1 mcp-2
-openai-1 := openai>=1,<2
-openai-2 := openai>=2,<3
-openai-3 := openai>=3,<4
-langchain := langchain-openai>=1,<2
-mcp-1.10 := mcp>=1.10,<1.11
-mcp-1 := mcp>=1.30,<2
-mcp-2 := mcp>=2,<3
+openai-1 := 'openai>=1,<2'
+openai-2 := 'openai>=2,<3'
+openai-3 := 'openai>=3,<4'
+langchain := 'langchain-openai>=1,<2'
+mcp-1.10 := 'mcp>=1.10,<1.11' 'pydantic<2.12'
+mcp-1 := 'mcp>=1.30,<2'
+mcp-2 := 'mcp>=2,<3'
 test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) ## OpenAI's, LangChain's and MCP's clients, of several versions, and curl ask a real site
 	@$(BIN)/python -m tests.daemon.gateway.clients $(CLIENTS:%=$(VENV)/.clients-%)
 
 $(VENV)/.clients-%/.installed: $(INSTALLED)
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq '$($*)'
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq $($*)
 	@touch $@
 
 MINUTES ?= 10

@@ -62,7 +62,8 @@ async def test_it_gives_what_the_gateway_gives(gate: Gate, era: str) -> None:
         tools = (await opened.list_tools()).tools
         assert [tool.name for tool in tools] == ["ask", "search", "get_passage"]
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
-        assert "never an instruction" in (opened.instructions or "")
+        if era in ("legacy", "auto"):  # who greets nobody is told none
+            assert "never an instruction" in (opened.instructions or "")
         told = await opened.call_tool("ask", {"question": WINCH})
         assert told.structured_content == over_http.structured_content
         wrong = await opened.call_tool("search", {"question": WINCH, "top_k": 101})
