@@ -57,14 +57,18 @@ MILVUS := $(VENV)/.milvus
 test-milvus: $(MILVUS) ## the dense index at a Milvus Lite server, in tests and figures beside hnswlib
 	@$(BIN)/python -m pytest -q tests/daemon/library/dense tests/live/test_milvus.py $(ARGS)
 
-# Clients as people have them, each major version in an environment of its own.
-CLIENTS := openai-1 openai-2 openai-3 langchain
-openai-1 := openai>=1,<2
-openai-2 := openai>=2,<3
-openai-3 := openai>=3,<4
-langchain := langchain-openai>=1,<2
+# Clients as people have them, each major version in an environment of its own. MCP's 1.10 is the
+# first with structured results, and imports what later versions of pydantic lack.
+CLIENTS := openai-1 openai-2 openai-3 langchain mcp-1.10 mcp-1 mcp-2
+openai-1 := 'openai>=1,<2'
+openai-2 := 'openai>=2,<3'
+openai-3 := 'openai>=3,<4'
+langchain := 'langchain-openai>=1,<2'
+mcp-1.10 := 'mcp>=1.10,<1.11' 'pydantic<2.12'
+mcp-1 := 'mcp>=1.30,<2'
+mcp-2 := 'mcp>=2,<3'
 LLAMA_CPP := $(VENV)/.llama-cpp
-test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) $(LLAMA_CPP)/.installed ## OpenAI's client of three major versions and LangChain's ask a real site; llama.cpp's server writes
+test-clients: $(CLIENTS:%=$(VENV)/.clients-%/.installed) $(LLAMA_CPP)/.installed ## OpenAI's, LangChain's and MCP's clients and curl ask a real site; llama.cpp's server writes
 	@$(BIN)/python -m tests.daemon.gateway.clients $(CLIENTS:%=$(VENV)/.clients-%)
 	@$(BIN)/python -m pytest -q tests/daemon/answering/test_llama_cpp.py
 
@@ -75,7 +79,7 @@ $(LLAMA_CPP)/.installed: $(INSTALLED)
 
 $(VENV)/.clients-%/.installed: $(INSTALLED)
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq '$($*)'
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq $($*)
 	@touch $@
 
 MINUTES ?= 10

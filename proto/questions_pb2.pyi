@@ -61,6 +61,84 @@ class AnswerPart(_message.Message):
 Global___AnswerPart: _TypeAlias = AnswerPart  # noqa: Y015
 
 @_typing.final
+class PassageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    passage_id: _builtins.str
+    """as it was told"""
+    def __init__(
+        self,
+        *,
+        passage_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["passage_id", b"passage_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassageRequest: _TypeAlias = PassageRequest  # noqa: Y015
+
+@_typing.final
+class PassageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    passage_id: _builtins.str
+    """as asked"""
+    document_id: _builtins.str
+    """as ingested"""
+    title: _builtins.str
+    """of the document; may be empty"""
+    text: _builtins.str
+    """of the passage, whole; cells of a table between tabs"""
+    context: _builtins.str
+    """what stands above it: a heading, a table's header"""
+    kind: _builtins.str
+    """text, table or figure"""
+    page: _builtins.int
+    """on which it begins, from 1; 0: no pages"""
+    before: _builtins.str
+    """the passage in front of it in its document; empty: it is the first"""
+    after: _builtins.str
+    """the passage behind it; empty: it is the last"""
+    @_builtins.property
+    def place(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """on that page: left, top, right and bottom, 0 to 1 of its width and height; empty: not known"""
+
+    def __init__(
+        self,
+        *,
+        passage_id: _builtins.str = ...,
+        document_id: _builtins.str = ...,
+        title: _builtins.str = ...,
+        text: _builtins.str = ...,
+        context: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        page: _builtins.int = ...,
+        place: _abc.Iterable[_builtins.float] | None = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "context", b"context", "document_id", b"document_id", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "place", b"place", "text", b"text", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassageReply: _TypeAlias = PassageReply  # noqa: Y015
+
+@_typing.final
 class EmbedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

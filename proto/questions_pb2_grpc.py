@@ -50,6 +50,11 @@ class QuestionsStub:
                 request_serializer=proto_dot_control__pb2.SearchRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.SearchReply.FromString,
                 _registered_method=True)
+        self.Passage = channel.unary_unary(
+                '/hanse.questions.v1.Questions/Passage',
+                request_serializer=proto_dot_questions__pb2.PassageRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.PassageReply.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Embed',
                 request_serializer=proto_dot_questions__pb2.EmbedRequest.SerializeToString,
@@ -92,6 +97,14 @@ class QuestionsServicer:
 
     def Search(self, request, context):
         """Scope search.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Passage(self, request, context):
+        """Scope search. A passage by the id that Search told; one that is not here and one that the token
+        is not for are answered alike.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +156,11 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Search,
                     request_deserializer=proto_dot_control__pb2.SearchRequest.FromString,
                     response_serializer=proto_dot_control__pb2.SearchReply.SerializeToString,
+            ),
+            'Passage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Passage,
+                    request_deserializer=proto_dot_questions__pb2.PassageRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.PassageReply.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -246,6 +264,33 @@ class Questions:
             '/hanse.questions.v1.Questions/Search',
             proto_dot_control__pb2.SearchRequest.SerializeToString,
             proto_dot_control__pb2.SearchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Passage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/Passage',
+            proto_dot_questions__pb2.PassageRequest.SerializeToString,
+            proto_dot_questions__pb2.PassageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,10 @@ class QuestionsStub:
     """
     Search: _grpc.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]
     """Scope search."""
+    Passage: _grpc.UnaryUnaryMultiCallable[_questions_pb2.PassageRequest, _questions_pb2.PassageReply]
+    """Scope search. A passage by the id that Search told; one that is not here and one that the token
+    is not for are answered alike.
+    """
     Embed: _grpc.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _grpc.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]
@@ -73,6 +77,10 @@ class QuestionsAsyncStub(QuestionsStub):
     """
     Search: _aio.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]  # type: ignore[assignment]
     """Scope search."""
+    Passage: _aio.UnaryUnaryMultiCallable[_questions_pb2.PassageRequest, _questions_pb2.PassageReply]  # type: ignore[assignment]
+    """Scope search. A passage by the id that Search told; one that is not here and one that the token
+    is not for are answered alike.
+    """
     Embed: _aio.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]  # type: ignore[assignment]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _aio.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]  # type: ignore[assignment]
@@ -110,6 +118,16 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SearchReply, _abc.Awaitable[_control_pb2.SearchReply]]:
         """Scope search."""
+
+    @_abc_1.abstractmethod
+    def Passage(
+        self,
+        request: _questions_pb2.PassageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_questions_pb2.PassageReply, _abc.Awaitable[_questions_pb2.PassageReply]]:
+        """Scope search. A passage by the id that Search told; one that is not here and one that the token
+        is not for are answered alike.
+        """
 
     @_abc_1.abstractmethod
     def Embed(

@@ -65,6 +65,9 @@ HOMES = {
     "starlette": ("daemon/gateway/",),
     "uvicorn": ("daemon/gateway/",),
     "prometheus_client": ("daemon/gateway/",),
+    "mcp": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
+    "mcp_types": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
+    "httpx2": ("daemon/fedctl/commands/mcp.py",),
     "openai": (),
     "grpc": (
         "proto/",
@@ -269,6 +272,7 @@ WITHOUT_A_USE = {
     "daemon/control/context.py: WithinBounds.intercept_service": "grpc calls it",
     "daemon/gateway/connections.py: TimedProtocol.on_response_complete": "uvicorn calls it",
     "daemon/gateway/connections.py: Server.startup": "uvicorn calls it",
+    "daemon/gateway/main.py: _Libraries.formatException": "logging calls it",
 }
 
 

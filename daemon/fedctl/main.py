@@ -24,6 +24,7 @@ from daemon.fedctl.commands import (
     evaluate,
     learning,
     library,
+    mcp,
     pairs,
     privacy,
     rounds,
@@ -66,6 +67,7 @@ _TOPICS = (
     pairs,
     rounds,
     tokens,
+    mcp,
     audit,
 )
 

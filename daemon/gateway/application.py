@@ -13,6 +13,8 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 import structlog
@@ -23,12 +25,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.gateway import figures, openai_api
+from daemon.gateway import figures, openai_api, site_api
 from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.event_stream import EventStream, while_there
 from daemon.gateway.fedd import Fedd
-from daemon.gateway.refusals import Refusal, answer_to, refused
+from daemon.gateway.refusals import Refusal, answer_to, refused, rpc_answer_to
+from proto import control_pb2 as control
 from proto.control_pb2 import AskReply
 
 log = structlog.get_logger()
@@ -65,6 +68,8 @@ class Gateway:
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/search", self.search, methods=["POST"]),
+            Route("/mcp", self.mcp, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {HTTPException: refused, Exception: refused}
         return Guarded(Starlette(routes=routes, exception_handlers=handlers))
@@ -133,6 +138,33 @@ class Gateway:
             reply = await while_there(request.receive, self._fedd.embed(asked.texts(), token))
         return JSONResponse(openai_api.embeddings(asked, reply))
 
+    async def search(self, request: Request) -> Response:
+        """Passages for a question, for scripts."""
+        token = token_of(request)
+        asked = site_api.parsed(site_api.Search, await body_of(request))
+        with self._in_turn(token):
+            wanted = self._fedd.search(control.SearchRequest(**asked.model_dump()), token)
+            reply = await while_there(request.receive, wanted)
+        return JSONResponse(site_api.found_in(reply).model_dump(mode="json"))
+
+    async def mcp(self, request: Request) -> Response:
+        """Tools for agents, over the Model Context Protocol.
+
+        The token is checked before anything that was sent is read.
+        """
+        try:
+            token = token_of(request)
+            refuse_pages(request)
+            body = await body_of(request)
+            scopes = frozenset((await self._fedd.whoami(token)).scopes)
+            # 31 MiB and half a second, which a gateway without agents can do without.
+            api = await asyncio.to_thread(_mcp_api)
+        except Refusal as refusal:
+            return rpc_answer_to(refusal)
+        asker = api.Asker(self._fedd, token, scopes, partial(self._in_turn, token))
+        answer: Response = await api.answered(request, body, asker)
+        return answer
+
     @contextmanager
     def _in_turn(self, token: str) -> Iterator[None]:
         """One of those that wait for fedd; a request that is whole, so that no slow one counts.
@@ -152,6 +184,12 @@ class Gateway:
                 del self._under_way[token]
 
 
+def _mcp_api() -> ModuleType:
+    from daemon.gateway import mcp_api
+
+    return mcp_api
+
+
 def token_of(request: Request) -> str:
     """The Authorization header, the only one there is. What it is worth, fedd says."""
     told = [value for name, value in request.scope["headers"] if name == b"authorization"]
@@ -159,6 +197,23 @@ def token_of(request: Request) -> str:
         cause = "no token: send the header `Authorization: Bearer TOKEN`, once"
         raise Refusal(401, cause, unread=request.method == "POST")
     return str(told[0], "ascii")
+
+
+def refuse_pages(request: Request) -> None:
+    """Refusal for what a page in somebody's browser asks, unless the page is of this very address.
+
+    Its own name may have been made to lead here (DNS rebinding); then Host and Origin agree. So
+    they must name an address, or the certificate has been checked against the name.
+    """
+    origins = request.headers.getlist("origin")
+    if not origins:
+        return
+    host = request.headers.get("host", "")
+    sure = request.url.scheme == "https" or _ADDRESS.fullmatch(host) is not None
+    if not sure or origins != [f"{request.url.scheme}://{host}"]:
+        raise Refusal(
+            403, "pages in browsers may not ask here: leave the header Origin out", unread=True
+        )
 
 
 def is_near(request: Request) -> bool:

@@ -8,7 +8,7 @@ the user's message before it is put in front: search then finds what both are ab
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -56,10 +56,10 @@ def cited_at(reply: AskReply) -> list[dict[str, Any]]:
     ``start_index`` and ``end_index`` count characters: ``answer[start:end]`` is the mark. A
     bracket within a sentence that is quoted from a document is none.
     """
-    cited = {one.number: one for one in reply.citations}
+    cited = _named(reply.citations)
     quoted = list(_quoted(reply))
     return [
-        _annotation(cited[number], *mark.span())
+        _annotation(*cited[number], *mark.span())
         for mark in _MARK.finditer(reply.answer)
         if (number := int(mark[1])) in cited
         if not any(start <= mark.start() < end for start, end in quoted)
@@ -75,15 +75,29 @@ def _quoted(reply: AskReply) -> Iterator[tuple[int, int]]:
             at = reply.answer.find(one.text, at + len(one.text))
 
 
-def _annotation(citation: Citation, start: int, end: int) -> dict[str, Any]:
-    title = citation.title or citation.document_id
-    page = f", page {citation.page}" if citation.page else ""
-    told = {
-        "url": address_of(citation),
-        "title": f"{title}{page}",
-        "start_index": start,
-        "end_index": end,
-    }
+def _named(citations: Iterable[Citation]) -> dict[int, tuple[str, str]]:
+    """Address and title by number, each another one.
+
+    Open WebUI makes one source of those that share either and counts sources for numbers: [3]
+    would lead to what [2] cites.
+    """
+    named: dict[int, tuple[str, str]] = {}
+    addresses, titles = set[str](), set[str]()
+    for one in citations:
+        page = f", page {one.page}" if one.page else ""
+        address, title = address_of(one), f"{one.title or one.document_id}{page}"
+        if address in addresses:
+            address = f"{address}&citation={one.number}"
+        if title in titles:
+            title = f"{title} [{one.number}]"
+        addresses.add(address)
+        titles.add(title)
+        named[one.number] = (address, title)
+    return named
+
+
+def _annotation(address: str, title: str, start: int, end: int) -> dict[str, Any]:
+    told = {"url": address, "title": title, "start_index": start, "end_index": end}
     return {"type": "url_citation", "url_citation": told}
 
 

@@ -84,6 +84,17 @@ class Fedd:
         finally:
             call.cancel()  # where nobody reads on; of one that is over nothing is left
 
+    async def search(self, request: control.SearchRequest, token: str) -> control.SearchReply:
+        """Passages for a question."""
+        call = self._stub.Search(request, timeout=_ANSWER_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def passage(self, passage_id: str, token: str) -> questions.PassageReply:
+        """A passage, by the id that a search told."""
+        request = questions.PassageRequest(passage_id=passage_id)
+        call = self._stub.Passage(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
     async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
         """Texts as vectors."""
         request = questions.EmbedRequest(texts=texts)

@@ -15,8 +15,9 @@ import signal
 import socket
 import ssl
 import sys
+import traceback
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvicorn
@@ -147,10 +148,20 @@ def _configure_logging(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
-    libraries = '{"level": "%(levelname)s", "event": "%(name)s: %(message)s"}'
-    logging.basicConfig(level=logging.WARNING, format=libraries)
+    lines = logging.StreamHandler()
+    lines.setFormatter(_Libraries('{"level": "%(levelname)s", "event": "%(name)s: %(message)s"}'))
+    logging.basicConfig(level=logging.WARNING, handlers=[lines])
     # It warns of each request that is none: a stranger would fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+
+class _Libraries(logging.Formatter):
+    """What libraries log, without what an exception says: that may repeat what somebody asked."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  logging's name
+        """Its kind, and where."""
+        kind, _, where = ei
+        return f"{kind.__name__}\n{''.join(traceback.format_tb(where))}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from daemon.gateway.conversation import cited_at, pieces, words_in
 from daemon.gateway.event_stream import END, event
-from daemon.gateway.refusals import Refusal
+from daemon.gateway.refusals import Refusal, first_mistake
 from proto.control_pb2 import AskReply, Citation
 from proto.questions_pb2 import EmbedReply
 
@@ -93,9 +93,7 @@ def parsed(kind: type[R], body: bytes, model: str) -> R:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Refusal(400, f"{where or 'the body'}: {first['msg']}"[:300]) from None
+        raise Refusal(400, first_mistake(error, "the body")) from None
     if request.model != model:
         cause = f"no model of that name here: this is answered by {model!r}"
         raise Refusal(404, cause, code="model_not_found")

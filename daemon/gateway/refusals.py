@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -22,6 +23,7 @@ _KINDS: Final = {
     503: ("server_error", "unavailable"),
     504: ("server_error", "timeout"),
 }
+_SERVER_ERROR: Final = -32000  # JSON-RPC 2.0, 5.1: of servers' own
 _OURS: Final = ("server_error", "internal_error")
 
 
@@ -72,3 +74,18 @@ def error_of(error: Exception) -> dict[str, str | None]:
 
 def _told(message: str, kind: str, code: str) -> dict[str, str | None]:
     return {"message": message, "type": kind, "param": None, "code": code}
+
+
+def rpc_answer_to(refusal: Refusal) -> JSONResponse:
+    """Likewise in the form of JSON-RPC, for a request of which nothing was read."""
+    error = {"code": _SERVER_ERROR, "message": refusal.detail}
+    answer = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, refusal.status_code)
+    answer.headers.update(refusal.headers or {})
+    return answer
+
+
+def first_mistake(error: ValidationError, whole: str) -> str:
+    """What is wrong with what was sent, without repeating that; ``whole``: what all of it is."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where or whole}: {first['msg']}"[:300]

@@ -318,6 +318,17 @@ class Library:
             (document_id,),
         )
 
+    def passage(self, passage_id: str) -> tuple[Passage | None, str, str]:
+        """A passage, and the ids of those in front of it and behind it in its document."""
+        found = self._passages(_PASSAGES + " WHERE id = ?", (passage_id,))
+        if not found:
+            return None, "", ""
+        one, query = found[0], "SELECT id FROM passage WHERE document_id = ? AND rowid"
+        where = (one.document_id, one.rowid)
+        before = self._rows(f"{query} < ? ORDER BY rowid DESC LIMIT 1", where) or [("",)]
+        after = self._rows(f"{query} > ? ORDER BY rowid LIMIT 1", where) or [("",)]
+        return one, before[0][0], after[0][0]
+
     def _remove(self, document_id: str) -> set[bytes]:
         """Delete a document and its passages; the contents those passages had."""
         rows = self._db.execute("SELECT content FROM passage WHERE document_id = ?", (document_id,))

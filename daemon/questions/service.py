@@ -72,6 +72,13 @@ class QuestionsService(rpc.QuestionsServicer):
         async with self._turn(context):
             return await _AnsweringTo(self._around, token).Search(request, context)
 
+    async def Passage(
+        self, request: questions.PassageRequest, context: Context
+    ) -> questions.PassageReply:
+        """A passage that `Search` found, and what stands beside it."""
+        token = await self._credentials.of(context, "search", "passage")
+        return await _AnsweringTo(self._around, token).passage(request, context)
+
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
     ) -> questions.EmbedReply:
@@ -174,7 +181,7 @@ class _AnsweringTo(ControlService):
         collections = await self._answered(context, self._now())
         if collections is None:
             return False
-        theirs = document_id.startswith(tuple(f"{name}/" for name in collections))
+        theirs = _is_among(document_id, collections)
         if theirs:
             work = self._driver.collection.known([document_id])
             theirs = bool(await self._answered(context, work))
@@ -213,6 +220,36 @@ class _AnsweringTo(ControlService):
         cause = "what answers this question was started anew behind its begin: ask again"
         await context.abort(grpc.StatusCode.ABORTED, cause)
 
+    async def passage(
+        self, request: questions.PassageRequest, context: Context
+    ) -> questions.PassageReply:
+        """The passage whole; who may not see it is told what is told of one that is not here."""
+        outcome, passages = "refused or failed", 0
+        wanted = request.passage_id
+        try:
+            one, before, after = await self._answered(
+                context, self._driver.collection.read(lambda library: library.passage(wanted))
+            )
+            collections = await self._answered(context, self._now())
+            if one is None or not _is_among(one.document_id, collections):
+                remedy = "Ids are those that a search tells; one whose text was changed has another"
+                await refuse(context, "no passage of this id here", remedy, senseless=True)
+            outcome, passages = "answered", 1
+        finally:
+            await self._audit.record_or_owe(self._actor, "passage", outcome, passages=passages)
+        return questions.PassageReply(
+            passage_id=one.id,
+            document_id=one.document_id,
+            title=one.title,
+            text=one.text,
+            context=one.context,
+            kind=one.kind,
+            page=one.page,
+            place=one.place or (),
+            before=before,
+            after=after,
+        )
+
     async def embed(
         self, request: questions.EmbedRequest, context: Context
     ) -> questions.EmbedReply:
@@ -229,6 +266,11 @@ class _AnsweringTo(ControlService):
         return questions.EmbedReply(
             vectors=vectors.astype("<f4").tobytes(), dimension=vectors.shape[1], model_digest=digest
         )
+
+
+def _is_among(document_id: str, collections: tuple[str, ...] | None) -> bool:
+    """Whether a document is of one of these; None: all are."""
+    return collections is None or document_id.startswith(tuple(f"{one}/" for one in collections))
 
 
 def _add(around: ServiceContext, _user: str, server: grpc.aio.Server) -> None:

@@ -78,6 +78,7 @@ Action = Literal[
     "negatives",
     "original",
     "page-image",
+    "passage",
     "personalise",
     "plan",
     "pull",

@@ -86,6 +86,7 @@ class DemoOutcome:
     glossary: Sequence[HouseWord] = ()
     seconds: dict[str, float] = field(default_factory=dict)  # of each step, in order
     work: Path | None = None  # where it was kept
+    opened: bool = False  # one of the sites can be asked, until somebody ends it
 
     def plain(self) -> dict[str, Any]:
         """The JSON object: sites, rounds, answers, seconds."""

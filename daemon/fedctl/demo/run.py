@@ -20,6 +20,7 @@ from daemon.fedctl.commands.library import put_question
 from daemon.fedctl.commands.rounds import plain_round
 from daemon.fedctl.commands.train import TrainingView, start, watched
 from daemon.fedctl.demo import sites as demo_sites
+from daemon.fedctl.demo.opened import gateway_of, opened, show_open
 from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, SiteCorpus, log_tail
 from daemon.fedctl.terminal.connection import connected, run
@@ -28,6 +29,8 @@ from daemon.fedctl.terminal.output import CommandError, Exit, Session, visible
 from daemon.fedctl.transfer.sending import Ingested, send
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from proto.control_pb2 import AskReply, LearningReply, StatusReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -64,6 +67,10 @@ def demo(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds to train.")] = 12,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the work folder behind.")] = False,
+    stay: Annotated[
+        bool,
+        typer.Option("--open", help="Keep the sites until Ctrl-C, one with its gateway open."),
+    ] = False,
 ) -> None:
     """Run a federation of three sites on this machine, from nothing to answers.
 
@@ -80,11 +87,14 @@ def demo(
     if not session.json:
         who = f"{len(corpora)} {'fictional hospitals' if data is None else 'sites'}"
         session.note(opening(who, outcome.glossary) + "\n")
-    run(_guarded(_in_work_folder(session, corpora, outcome, rounds)))
-    session.result(outcome.plain(), lambda console: show_outcome(console, outcome))
+    run(_guarded(_in_work_folder(session, corpora, outcome, rounds, stay), outcome))
+    if outcome.opened:
+        session.note("stopped every daemon")
+    else:
+        session.result(outcome.plain(), lambda console: show_outcome(console, outcome))
 
 
-async def _guarded(story: Coroutine[Any, Any, T]) -> T:
+async def _guarded(story: Coroutine[Any, Any, None], outcome: DemoOutcome) -> None:
     """Let Ctrl-C, SIGTERM and a closed terminal end the story in order: once, not midway again."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(story)
@@ -100,8 +110,10 @@ async def _guarded(story: Coroutine[Any, Any, T]) -> T:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
     try:
-        return await task
+        await task
     except asyncio.CancelledError:
+        if outcome.opened:  # which was to last until then
+            return
         raise CommandError(
             "interrupted; every daemon is stopped", exit_code=Exit.INTERRUPTED
         ) from None
@@ -111,7 +123,11 @@ async def _guarded(story: Coroutine[Any, Any, T]) -> T:
 
 
 async def _in_work_folder(
-    session: Session, corpora: Sequence[SiteCorpus], outcome: DemoOutcome, rounds: int
+    session: Session,
+    corpora: Sequence[SiteCorpus],
+    outcome: DemoOutcome,
+    rounds: int,
+    stay: bool,
 ) -> None:
     """Run the story in a folder; a temporary one goes away, unless a failure's log is in it."""
     chosen = outcome.work
@@ -122,7 +138,8 @@ async def _in_work_folder(
     failed = False
     try:
         with demo_sites.short_folder() as sockets:
-            sites = demo_sites.provision(work, [c.site for c in corpora], Path(sockets))
+            names = [corpus.site for corpus in corpora]
+            sites = demo_sites.provision(work, names, Path(sockets), opened=stay)
             await _with_daemons(session, corpora, sites, rounds, steps)
     except Exception:
         failed = True
@@ -178,7 +195,30 @@ async def _with_daemons(
     session.note(f"starting {len(sites)} daemons: {', '.join(site.id for site in sites)}")
     async with demo_sites.running(sites) as daemons:
         await _while_alive(daemons, _story(session, corpora, daemons, rounds, steps))
+        if sites[0].questions is not None:
+            await _stay(session, corpora[0].question, daemons, steps.outcome)
     steps.done("stop", "stopped every daemon")
+
+
+async def _stay(
+    session: Session, question: str, daemons: Sequence[RunningDaemon], outcome: DemoOutcome
+) -> None:
+    """Show what came of it and how one of the sites is asked; then until somebody ends it."""
+    first = daemons[0].site
+    async with gateway_of(first) as gate, connected(first.socket) as stub:
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                one = await _while_alive([*daemons, gate], opened(first, stub, question))
+        except TimeoutError:
+            raise _with_log(gate, f"does not listen after {READY_WITHIN_S:.0f} s") from None
+
+        def show(console: Console) -> None:
+            show_outcome(console, outcome)
+            show_open(console, one, len(daemons))
+
+        session.result(outcome.plain() | {"open": one.plain()}, show)
+        outcome.opened = True
+        await _while_alive([*daemons, gate], asyncio.Event().wait())
 
 
 async def _while_alive(daemons: Sequence[RunningDaemon], work: Coroutine[Any, Any, T]) -> T:
@@ -205,8 +245,8 @@ def _lost_connection(error: BaseException | None) -> bool:
 
 
 def _with_log(one: RunningDaemon, what: str) -> CommandError:
-    print(f"--- the end of {one.site.log}", file=sys.stderr)
-    print(visible(log_tail(one.site.log)), file=sys.stderr)
+    print(f"--- the end of {one.log}", file=sys.stderr)
+    print(visible(log_tail(one.log)), file=sys.stderr)
     print("---", file=sys.stderr)
     return one.failure(what)
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import daemon
@@ -68,6 +68,8 @@ class DemoSite:
     folder: Path
     socket: Path
     port: int
+    questions: Path | None = None  # the socket behind its gateway; None: it has none
+    gateway_port: int = 0
 
     @property
     def settings(self) -> Path:
@@ -75,9 +77,9 @@ class DemoSite:
         return self.folder / "fedd.toml"
 
     @property
-    def log(self) -> Path:
-        """What its daemon writes."""
-        return self.folder / "fedd.log"
+    def gateway(self) -> str:
+        """The address of its gateway."""
+        return f"http://127.0.0.1:{self.gateway_port}"
 
 
 # ---- corpora ----------------------------------------------------------------
@@ -175,12 +177,21 @@ def find_glossary(data: Path | None) -> list[HouseWord]:
 # ---- folders, certificates, settings ----------------------------------------
 
 
-def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]:
-    """Make the authority, each site's key, certificate and settings, and the signed manifest."""
+def provision(
+    work: Path, sites: Sequence[str], sockets: Path, *, opened: bool = False
+) -> list[DemoSite]:
+    """Make the authority, each site's key, certificate and settings, and the signed manifest.
+
+    ``opened``: the first site has a gateway.
+    """
+    *ports, gateway_port = free_ports(len(sites) + 1)
     placed = [
-        DemoSite(site, work / site, _socket(work / site, sockets, number), port)
-        for number, (site, port) in enumerate(zip(sites, free_ports(len(sites)), strict=True))
+        DemoSite(site, work / site, _socket(work / site / "fedd.sock", sockets / f"{n}.sock"), port)
+        for n, (site, port) in enumerate(zip(sites, ports, strict=True))
     ]
+    if opened:
+        questions = _socket(placed[0].folder / "questions.sock", sockets / "questions.sock")
+        placed[0] = replace(placed[0], questions=questions, gateway_port=gateway_port)
     authority = work / "authority"
     make_authority(authority, FEDERATION)
     manifest = new_manifest(
@@ -198,11 +209,11 @@ def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]
     return placed
 
 
-def _socket(folder: Path, short: Path, number: int) -> Path:
+def _socket(wanted: Path, short: Path) -> Path:
     """In the site's folder; in a short one where the kernel's limit asks for that."""
-    wanted = (folder / "fedd.sock").absolute()
+    wanted = wanted.absolute()
     fits = len(os.fsencode(wanted)) <= control_socket.LONGEST_PATH
-    return wanted if fits else short / f"{number}.sock"
+    return wanted if fits else short
 
 
 def free_ports(count: int) -> list[int]:
@@ -235,6 +246,10 @@ def _settings(site: DemoSite, sites: int) -> str:
         "rounds": {"heartbeat_s": 1.0},
         "workers": {"threads": threads},
     }
+    if site.questions is not None:
+        listen = f"127.0.0.1:{site.gateway_port}"
+        gateway = {"enabled": True, "socket": str(site.questions), "listen": listen}
+        tables["gateway"] = gateway
     lines = []
     for table in dict.fromkeys([*tables, *OVERRIDES]):
         options = tables.get(table, {}) | OVERRIDES.get(table, {})
@@ -252,29 +267,46 @@ def _settings(site: DemoSite, sites: int) -> str:
 
 @dataclass(frozen=True)
 class RunningDaemon:
-    """A fedd that we started and will stop."""
+    """A fedd, or a gateway before it, that we started and will stop."""
 
     site: DemoSite
     process: asyncio.subprocess.Process
+    program: str = "fedd"
+
+    @property
+    def log(self) -> Path:
+        """What it writes."""
+        return _log(self.site, self.program)
 
     def failure(self, what: str) -> CommandError:
         """The error to tell when it died or does not get ready: the end of its log, and where."""
-        return CommandError(f"the daemon of {self.site.id} {what}", f"Its log is {self.site.log}")
+        name = "daemon" if self.program == "fedd" else "gateway"
+        return CommandError(f"the {name} of {self.site.id} {what}", f"Its log is {self.log}")
+
+
+# What each program is, as `python -m` starts it.
+_MODULES = {"fedd": "daemon.main", "fedgate": "daemon.gateway.main"}
+
+
+def _log(site: DemoSite, program: str) -> Path:
+    return site.folder / f"{program}.log"
 
 
 @asynccontextmanager
-async def running(sites: Sequence[DemoSite]) -> AsyncIterator[list[RunningDaemon]]:
+async def running(
+    sites: Sequence[DemoSite], program: str = "fedd"
+) -> AsyncIterator[list[RunningDaemon]]:
     """Start the daemons; stop them all on the way out, whatever happened."""
     daemons: list[RunningDaemon] = []
     try:
         for site in sites:
-            daemons.append(await _start(site))
+            daemons.append(await _start(site, program))
         yield daemons
     finally:
         await asyncio.gather(*(stop(one) for one in daemons))
 
 
-async def _start(site: DemoSite) -> RunningDaemon:
+async def _start(site: DemoSite, program: str) -> RunningDaemon:
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -288,11 +320,11 @@ async def _start(site: DemoSite) -> RunningDaemon:
     )
     # What one leaves that has to be killed goes with the demo's own folder.
     environment["TMPDIR"] = str(site.socket.parent)
-    with site.log.open("ab") as log:
+    with _log(site, program).open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "daemon.main",
+            _MODULES[program],
             "--config",
             str(site.settings.absolute()),
             stdin=asyncio.subprocess.DEVNULL,
@@ -304,7 +336,7 @@ async def _start(site: DemoSite) -> RunningDaemon:
             # A Ctrl-C at the terminal reaches us alone; we then stop them in order.
             start_new_session=True,
         )
-    return RunningDaemon(site, process)
+    return RunningDaemon(site, process, program)
 
 
 async def stop(running_daemon: RunningDaemon) -> None:

@@ -366,6 +366,61 @@ def test_an_interrupt_stops_what_was_started(
     assert list(sockets.glob("hanse*")) == []
 
 
+def _typed(command: str) -> str:
+    """What a command that the demo printed prints, pasted into a shell."""
+    ran = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.federation
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_stays_open_until_somebody_ends_it(tmp_path: Path, sockets: Path) -> None:
+    """What it prints can be pasted, and nothing is left behind."""
+    data = write_corpora(tmp_path / "data")
+    with subprocess.Popen(
+        [sys.executable, "-m", "daemon.fedctl", "demo", "--open",
+         "--data", str(data), "--sites", ",".join(SITES), "--rounds", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(sockets)},
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "notes").open("w"),
+        text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        printed = list[str]()
+        while not printed or "As the site's operator" not in printed[-1]:
+            printed.append(process.stdout.readline())
+            assert printed[-1], (tmp_path / "notes").read_text()
+        printed.append(process.stdout.readline())
+        chat, tool, settings, stdio, operator = (
+            line for line in printed if line.startswith(("curl", "{", "HANSE_TOKEN", "fedctl"))
+        )
+        assert json.loads(_typed(chat))["choices"][0]["message"]["content"]
+        found = json.loads(_typed(tool))["result"]["structuredContent"]["passages"]
+        assert found[0]["document_id"].startswith("canal")
+        server = json.loads(settings)["mcpServers"]["hanse"]
+        assert server["url"].endswith("/mcp")
+        assert _typed(f"{stdio.strip()} < /dev/null") == "", "an agent that hangs up at once"
+        assert "[1]" in _typed(operator)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=240)
+    assert (process.returncode, rest) == (Exit.OK, "")
+    assert "stopped every daemon" in (tmp_path / "notes").read_text()
+    assert _daemons_of(sockets) == []
+    assert list(sockets.glob("hanse*")) == []
+
+
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(600)

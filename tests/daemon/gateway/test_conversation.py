@@ -103,3 +103,25 @@ def test_the_address_of_a_document_takes_any_id() -> None:
 def test_pieces_of_a_stream_are_the_answer(answer: str) -> None:
     assert "".join(pieces(answer)) == answer
     assert pieces(answer)
+
+
+def test_two_sentences_of_one_passage_are_two_sources() -> None:
+    """Open WebUI counts what shares an address or a title once, and numbers what is left."""
+    told = AskReply(
+        answer="It floats. [1] It sinks. [2] It rusts. [3] Again. [2]",
+        citations=[
+            Citation(number=n, document_id="d", title="Of boats", text=text, passage_id=passage)
+            for n, text, passage in (
+                (1, "It floats.", "p"),
+                (2, "It sinks.", "p"),
+                (3, "It rusts.", "q"),
+            )
+        ],
+    )
+    cited = [one["url_citation"] for one in cited_at(told)]
+    assert [one["title"] for one in cited] == [
+        *("Of boats", "Of boats [2]", "Of boats [3]", "Of boats [2]"),
+    ]
+    assert [one["url"].partition("passage=")[2] for one in cited] == [
+        *("p", "p&citation=2", "q", "p&citation=2"),
+    ]

@@ -182,6 +182,16 @@ def test_documents_are_listed_by_id_page_by_page(library: Library) -> None:
     assert [p.text for p in library.passages_of("rope")] == texts(library)["rope"]
 
 
+def test_a_passage_is_told_with_those_beside_it_in_its_document(library: Library) -> None:
+    library.put_documents([replace(ROPE, text=ROPE.text + " Then it rots.")], splitter=splitter())
+    first, second, third = (one.id for one in library.passages_of("rope"))
+    for wanted, beside in ((first, ("", second)), (second, (first, third)), (third, (second, ""))):
+        passage, *neighbours = library.passage(wanted)
+        assert passage is not None
+        assert (passage.id, tuple(neighbours)) == (wanted, beside)
+    assert library.passage("rope") == (None, "", "")
+
+
 def test_another_budget_splits_anew(library: Library) -> None:
     assert library.put_documents([ROPE], splitter=splitter(50)) == IngestCounts(changed=1)
     assert texts(library)["rope"] == [ROPE.text]

@@ -7,7 +7,7 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 # isort: split
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ import pytest
 
 from config.control_socket import RETRY_AFTER
 from daemon.control.context import WithinBounds
+from daemon.library.passages import SentenceSplitter, passage_ids
+from daemon.library.readers.documents import Document
+from daemon.library.store import Library
 from daemon.process import metrics
 from daemon.questions.service import QUESTIONS, QuestionsService
 from daemon.questions.turns import TooManyError, Turns
@@ -38,12 +41,15 @@ if TYPE_CHECKING:
     from proto.questions_pb2_grpc import QuestionsAsyncStub
 
 DAY = 86_400
+ROPE = Document("rope", "Rope", "Hemp rope is tarred.")
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 # What each call with a token asks, and which scope lets it through ("": any token).
 CALLS: dict[str, tuple[Any, str]] = {
     "Ask": (control.AskRequest(question="who?"), "ask"),
     "StreamAnswer": (control.AskRequest(question="who?"), "ask"),
     "Search": (control.SearchRequest(question="who?"), "search"),
+    "Passage": (questions.PassageRequest(passage_id="rope@0.0"), "search"),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed"),
     "Whoami": (questions.WhoamiRequest(), ""),
 }
@@ -54,7 +60,8 @@ class Shelf:
 
     served_index = None
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "library.sqlite3"
         self.waits: asyncio.Event | None = None  # until it is set nobody is answered
         self.waiting = 0
 
@@ -68,6 +75,12 @@ class Shelf:
         raise NotIndexedYet("nothing is indexed yet")
 
     search = ask
+
+    async def read(self, question: Callable[[Library], Any]) -> Any:
+        """Of a library with one passage."""
+        with Library.open(self.path) as library:
+            library.put_documents([ROPE], splitter=SentenceSplitter(len, 1000))
+            return question(library)
 
     async def embed(self, texts: list[str], _rights: object) -> tuple[Any, bytes]:
         return np.ones((len(texts), 3), np.float32), bytes(32)
@@ -110,7 +123,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     now = [1_800_000_000.0]
     tokens = Tokens(tmp_path / "tokens.sqlite3", lambda: now[0])
     audit = AuditLog(tmp_path / "audit")
-    shelf = Shelf()
+    shelf = Shelf(tmp_path)
     driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
     settings = SimpleNamespace(gateway=SimpleNamespace(requests=2))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver, settings=settings)
@@ -164,7 +177,7 @@ async def test_a_token_is_for_its_scopes_alone(served: Served, name: str) -> Non
     assert code is DENIED
     assert f"needs the scope {needed!r}" in details
     assert served.audited() == [
-        ("token:clerk", needed, "refused or failed", {"cause": "scope"}),
+        ("token:clerk", name.lower(), "refused or failed", {"cause": "scope"}),
     ]
 
 
@@ -197,6 +210,26 @@ async def test_the_log_says_who_asked_and_never_what(served: Served) -> None:
     assert served.audited() == [
         ("token:chat", "embed", "answered", {"texts": 1}),
         ("token:chat", "ask", "refused or failed", {"citations": 0}),
+    ]
+
+
+async def test_a_passage_is_given_by_its_id_and_the_log_says_so(served: Served) -> None:
+    secret, _ = await served.tokens.create("agent", ["search"], 1)
+    carried = [("authorization", f"Bearer {secret}")]
+    (known,) = passage_ids("rope", [ROPE.text])
+    told = await served.stub.Passage(
+        questions.PassageRequest(passage_id=known), metadata=carried, timeout=30
+    )
+    assert (told.passage_id, told.document_id, told.title) == (known, "rope", "Rope")
+    assert (told.text, told.kind, told.before, told.after) == (ROPE.text, "text", "", "")
+    code, details = await served.refusal("Passage", f"Bearer {secret}")
+    assert (code, "no passage of this id here\nIds are" in details) == (INVALID, True)
+    async with asyncio.timeout(30):  # a refusal is told first
+        while len(served.audited()) < 2:
+            await asyncio.sleep(0.01)
+    assert served.audited() == [
+        ("token:agent", "passage", "answered", {"passages": 1}),
+        ("token:agent", "passage", "refused or failed", {"passages": 0}),
     ]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 
-def main(url: str, token: str, question: str) -> None:
+def main(gateway: str, token: str, question: str, *_stdio: str) -> None:
+    url = f"{gateway}/v1"
     chat: Any = ChatOpenAI(model="hanse", base_url=url, api_key=token)
     message = chat.invoke(question)
     streamed = "".join(str(piece.content) for piece in chat.stream(question))

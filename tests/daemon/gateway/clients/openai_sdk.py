@@ -13,7 +13,8 @@ from typing import Any
 import openai
 
 
-def main(url: str, token: str, question: str) -> None:
+def main(gateway: str, token: str, question: str, *_stdio: str) -> None:
+    url = f"{gateway}/v1"
     client = openai.OpenAI(base_url=url, api_key=token)
     asked: Any = {"model": "hanse", "messages": [{"role": "user", "content": question}]}
     message: Any = client.chat.completions.create(**asked).choices[0].message
