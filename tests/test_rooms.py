@@ -65,6 +65,8 @@ HOMES = {
     "starlette": ("daemon/gateway/",),
     "uvicorn": ("daemon/gateway/",),
     "prometheus_client": ("daemon/gateway/",),
+    "jinja2": ("daemon/gateway/pages/",),
+    "playwright": (),
     "openai": (),
     "grpc": (
         "proto/",

@@ -24,10 +24,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.gateway import figures, openai_api
+from daemon.gateway.browser import Pages
 from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.fedd import Fedd
-from daemon.gateway.refusals import Refusal, answer_to, refused
+from daemon.gateway.refusals import Refusal, answer_to
 
 log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ class Gateway:
         self._fedd = fedd
         self._most = requests
         self._under_way = Counter[str]()  # of each token
+        self._pages = Pages(fedd, self._in_turn, body_of)
 
     def application(self) -> ASGIApp:
         """What a server runs."""
@@ -63,9 +65,14 @@ class Gateway:
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            *self._pages.routes(),
         ]
-        handlers: dict[Any, Any] = {HTTPException: refused, Exception: refused}
+        handlers: dict[Any, Any] = {HTTPException: self.refused, Exception: self.refused}
         return Guarded(Starlette(routes=routes, exception_handlers=handlers))
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """Why there is no answer: to a program as its makers know it, to a browser as a page."""
+        return self._pages.refused(request, error) if Pages.is_for(request) else answer_to(error)
 
     async def health(self, _request: Request) -> Response:
         """For who watches: whether a question would be answered now."""
@@ -209,7 +216,9 @@ class Guarded:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *extra]
+                told = [(name.lower(), value) for name, value in message.get("headers", [])]
+                names = {name for name, _ in told}  # a page says some of it itself
+                message["headers"] = [*told, *(one for one in extra if one[0] not in names)]
             async with asyncio.timeout(_SEND_S):
                 await send(message)
 

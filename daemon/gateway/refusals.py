@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 _KINDS: Final = {
@@ -49,13 +48,8 @@ class Refusal(HTTPException):
         self.code = code
 
 
-async def refused(_request: Request, error: Exception) -> JSONResponse:
-    """The answer to a request that is refused, by us or by starlette."""
-    return answer_to(error)
-
-
 def answer_to(error: Exception) -> JSONResponse:
-    """An error in the form that clients read."""
+    """A request that is refused, by us or by starlette, in the form that clients read."""
     if not isinstance(error, HTTPException):
         return _answer(500, "the gateway failed at this; its log says where", *_OURS)
     kind, code = _KINDS.get(error.status_code, _OURS)

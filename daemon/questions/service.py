@@ -9,6 +9,11 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import NoReturn
+
+import grpc
 import grpc.aio
 
 from daemon.control.context import Context, ServiceContext
@@ -16,6 +21,7 @@ from daemon.control.service import ControlService
 from daemon.control.socket import Offer
 from daemon.process.metrics import METRICS
 from daemon.questions.credentials import Credentials, actor_of
+from daemon.questions.sources import read_source, source_of
 from daemon.state.tokens import Token
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
@@ -35,13 +41,41 @@ class QuestionsService(rpc.QuestionsServicer):
         """An answer with citations; the passages beside it are what `Search` is for."""
         token = await self._credentials.of(context, "ask", "ask")
         reply = await _AnsweringTo(self._around, token).Ask(request, context)
-        del reply.passages[:]
+        if "search" not in token.scopes:
+            del reply.passages[:]
         return reply
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
         """Passages for a question."""
         token = await self._credentials.of(context, "search", "search")
         return await _AnsweringTo(self._around, token).Search(request, context)
+
+    async def Source(
+        self, request: questions.SourceRequest, context: Context
+    ) -> questions.SourceReply:
+        """Where a passage stands."""
+        token = await self._credentials.of(context, "search", "show-documents")
+        return await _AnsweringTo(self._around, token).source(request, context)
+
+    async def PageImage(
+        self, request: control.PageImageRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """A page of the file that a document was read from."""
+        token = await self._credentials.of(context, "search", "page-image")
+        answering = _AnsweringTo(self._around, token)
+        await answering.check_sees(request.id, context)
+        async for part in answering.PageImage(request, context):
+            yield part
+
+    async def Original(
+        self, request: control.OriginalRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """That file."""
+        token = await self._credentials.of(context, "originals", "original")
+        answering = _AnsweringTo(self._around, token)
+        await answering.check_sees(request.id, context)
+        async for part in answering.Original(request, context):
+            yield part
 
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
@@ -80,10 +114,32 @@ class QuestionsService(rpc.QuestionsServicer):
 
 
 class _AnsweringTo(ControlService):
-    """What answers fedctl, for who has this token; of its calls those above reach two."""
+    """What answers fedctl, for who has this token; of its calls those above reach four."""
 
     def __init__(self, around: ServiceContext, token: Token) -> None:
         super().__init__(around, actor_of(token))
+
+    async def check_sees(self, document_id: str, context: Context) -> None:
+        """The call ends where there is no such document for this token, whatever there is else.
+
+        In the same words for each: who asks learns of no document that they may not see, neither
+        by a cause nor by what they may have meant.
+        """
+        if not await self._answered(context, self._driver.collection.known([document_id])):
+            await _refuse_unknown(document_id, context)
+
+    async def source(
+        self, request: questions.SourceRequest, context: Context
+    ) -> questions.SourceReply:
+        """A document at one of its passages."""
+        await self.check_sees(request.document_id, context)
+        async with self._audited(context, "show-documents") as recorded:
+            reading = self._driver.collection.read(partial(read_source, request))
+            found = await self._answered(context, reading)
+            if found is None:  # it went in between
+                await _refuse_unknown(request.document_id, context)
+            recorded["documents"] = 1
+        return source_of(request, *found)
 
     async def embed(
         self, request: questions.EmbedRequest, context: Context
@@ -101,6 +157,10 @@ class _AnsweringTo(ControlService):
         return questions.EmbedReply(
             vectors=vectors.astype("<f4").tobytes(), dimension=vectors.shape[1], model_digest=digest
         )
+
+
+async def _refuse_unknown(document_id: str, context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"no document {document_id!r} here")
 
 
 def _add(around: ServiceContext, _user: str, server: grpc.aio.Server) -> None:
