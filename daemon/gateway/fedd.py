@@ -29,6 +29,7 @@ _DRAW_WITHIN_S: Final = 60.0  # behind other people's pages
 _SEND_WITHIN_S: Final = 3600.0  # a file, to whoever reads it slowly
 _EMBED_WITHIN_S: Final = 120.0
 _TELL_WITHIN_S: Final = 15.0
+_END: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in its stubs
 _AWAY: Final = (
     "this site's daemon (fedd) is not there: it may be starting, or gateway.enabled is false; "
     "try again in a moment"
@@ -150,13 +151,13 @@ async def _sent(call: Any) -> Sent:
     async def pieces() -> AsyncIterator[bytes]:
         part = first
         try:
-            while part is not grpc.aio.EOF:
+            while part is not _END:
                 yield part.content
                 part = await _said(call.read())
         finally:
             call.cancel()
 
-    if first is grpc.aio.EOF:
+    if first is _END:
         raise Refusal(503, "this site's daemon sent nothing: try again later")
     return Sent(first.size, pieces())
 

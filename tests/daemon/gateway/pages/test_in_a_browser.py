@@ -91,7 +91,8 @@ async def sees_the_sentence(source: Page) -> None:
     assert where.startswith(f"{MANUAL}page 2Ada Lock"), "dots between them are the stylesheet's"
     image = source.get_by_role("img", name="Page 2 of Deck manual")
     assert await image.evaluate("async image => (await image.decode(), image.naturalWidth)") > 800
-    sheet, frame = (await source.locator(one).bounding_box() for one in (".sheet", ".sheet rect"))
+    sheet = await source.locator(".sheet").bounding_box()
+    frame = await source.locator(".sheet rect").bounding_box()
     # The paragraph begins 100 points below the upper edge of 842 and 72 from the left of 595.
     assert (frame["y"] - sheet["y"]) / sheet["height"] == pytest.approx(0.11, abs=0.02)
     assert (frame["x"] - sheet["x"]) / sheet["width"] == pytest.approx(0.12, abs=0.02)

@@ -205,8 +205,8 @@ async def test_no_token_and_no_question_of_a_page_is_in_any_file(gate: Gate) -> 
     async with browsing(gate, await gate.token("ask", "search")) as client:
         for path in ("/ask", "/search"):
             assert (await client.post(path, data={"question": "zorblax?"})).status_code == 200
-    for path in gate.site.folder.rglob("*"):
-        if path.is_file():
-            content = path.read_bytes()
-            assert b"zorblax" not in content, path
-            assert not [one for one in gate.tokens.values() if one[6:].encode() in content], path
+    for file in gate.site.folder.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            assert b"zorblax" not in content, file
+            assert not [one for one in gate.tokens.values() if one[6:].encode() in content], file
