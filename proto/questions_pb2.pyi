@@ -7,6 +7,7 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
+A document that is not there, or not for this token, ends it as NOT_FOUND.
 Questions, passages and answers are those of control.proto, with their bounds. A token that is for
 some collections is answered as if the site had no other documents. Where as many wait as may, one
 more ends as RESOURCE_EXHAUSTED, and hanse-retry-after-ms in its trailing metadata says when to
@@ -137,6 +138,140 @@ class PassageReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PassageReply: _TypeAlias = PassageReply  # noqa: Y015
+
+@_typing.final
+class SourceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """as in Citation"""
+    passage_id: _builtins.str
+    """likewise; empty, or none of the document's: its beginning"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        passage_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "passage_id", b"passage_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceRequest: _TypeAlias = SourceRequest  # noqa: Y015
+
+@_typing.final
+class SourceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TITLE_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    BEHIND_FIELD_NUMBER: _builtins.int
+    FILE_NAME_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    HAS_PAGES_FIELD_NUMBER: _builtins.int
+    title: _builtins.str
+    """of the document; may be empty"""
+    author: _builtins.str
+    """as the file said"""
+    date: _builtins.str
+    """as the file said: YYYY-MM-DD"""
+    language: _builtins.str
+    """as the file said, or as found in its text: ISO 639-1"""
+    place: _builtins.int
+    """of the one that is asked for, from 1, among these; 0: the document has it no more"""
+    before: _builtins.int
+    """passages of the document before these"""
+    behind: _builtins.int
+    """likewise behind them"""
+    file_name: _builtins.str
+    """of its file, which is kept, as it can be given out; empty: it is not kept"""
+    file_bytes: _builtins.int
+    """of that"""
+    has_pages: _builtins.bool
+    """of which images can be drawn"""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """by their letters"""
+
+    @_builtins.property
+    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourcePassage]:
+        """in reading order: the one that is asked for, and those around it"""
+
+    def __init__(
+        self,
+        *,
+        title: _builtins.str = ...,
+        author: _builtins.str = ...,
+        date: _builtins.str = ...,
+        language: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        passages: _abc.Iterable[Global___SourcePassage] | None = ...,
+        place: _builtins.int = ...,
+        before: _builtins.int = ...,
+        behind: _builtins.int = ...,
+        file_name: _builtins.str = ...,
+        file_bytes: _builtins.int = ...,
+        has_pages: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "before", b"before", "behind", b"behind", "date", b"date", "file_bytes", b"file_bytes", "file_name", b"file_name", "has_pages", b"has_pages", "language", b"language", "passages", b"passages", "place", b"place", "tags", b"tags", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceReply: _TypeAlias = SourceReply  # noqa: Y015
+
+@_typing.final
+class SourcePassage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    RECTANGLE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """as in Citation"""
+    text: _builtins.str
+    """as it was read; cells of a table between tabs"""
+    context: _builtins.str
+    """what stands above it: a heading, the header of its table"""
+    kind: _builtins.str
+    """text, table or figure"""
+    page: _builtins.int
+    """on which it stands, from 1; 0: no pages"""
+    @_builtins.property
+    def rectangle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """left, top, right, bottom, as parts of the page; or none"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        context: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        page: _builtins.int = ...,
+        rectangle: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "id", b"id", "kind", b"kind", "page", b"page", "rectangle", b"rectangle", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourcePassage: _TypeAlias = SourcePassage  # noqa: Y015
 
 @_typing.final
 class EmbedRequest(_message.Message):

@@ -55,6 +55,21 @@ class QuestionsStub:
                 request_serializer=proto_dot_questions__pb2.PassageRequest.SerializeToString,
                 response_deserializer=proto_dot_questions__pb2.PassageReply.FromString,
                 _registered_method=True)
+        self.Source = channel.unary_unary(
+                '/hanse.questions.v1.Questions/Source',
+                request_serializer=proto_dot_questions__pb2.SourceRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.SourceReply.FromString,
+                _registered_method=True)
+        self.PageImage = channel.unary_stream(
+                '/hanse.questions.v1.Questions/PageImage',
+                request_serializer=proto_dot_control__pb2.PageImageRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.FilePart.FromString,
+                _registered_method=True)
+        self.Original = channel.unary_stream(
+                '/hanse.questions.v1.Questions/Original',
+                request_serializer=proto_dot_control__pb2.OriginalRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.FilePart.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Embed',
                 request_serializer=proto_dot_questions__pb2.EmbedRequest.SerializeToString,
@@ -81,7 +96,7 @@ class QuestionsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Ask(self, request, context):
-        """Scope ask. Without the passages that control.proto's has beside the answer.
+        """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +120,27 @@ class QuestionsServicer:
     def Passage(self, request, context):
         """Scope search. A passage by the id that Search told; one that is not here and one that the token
         is not for are answered alike.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Source(self, request, context):
+        """Scope search. Where a passage stands: its document, and what is before and behind it there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PageImage(self, request, context):
+        """Scope search. A page of the file that a document was read from, as a PNG.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Original(self, request, context):
+        """Scope originals. That file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,6 +197,21 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Passage,
                     request_deserializer=proto_dot_questions__pb2.PassageRequest.FromString,
                     response_serializer=proto_dot_questions__pb2.PassageReply.SerializeToString,
+            ),
+            'Source': grpc.unary_unary_rpc_method_handler(
+                    servicer.Source,
+                    request_deserializer=proto_dot_questions__pb2.SourceRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.SourceReply.SerializeToString,
+            ),
+            'PageImage': grpc.unary_stream_rpc_method_handler(
+                    servicer.PageImage,
+                    request_deserializer=proto_dot_control__pb2.PageImageRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.FilePart.SerializeToString,
+            ),
+            'Original': grpc.unary_stream_rpc_method_handler(
+                    servicer.Original,
+                    request_deserializer=proto_dot_control__pb2.OriginalRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.FilePart.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -291,6 +342,87 @@ class Questions:
             '/hanse.questions.v1.Questions/Passage',
             proto_dot_questions__pb2.PassageRequest.SerializeToString,
             proto_dot_questions__pb2.PassageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Source(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/Source',
+            proto_dot_questions__pb2.SourceRequest.SerializeToString,
+            proto_dot_questions__pb2.SourceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PageImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/PageImage',
+            proto_dot_control__pb2.PageImageRequest.SerializeToString,
+            proto_dot_control__pb2.FilePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Original(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/Original',
+            proto_dot_control__pb2.OriginalRequest.SerializeToString,
+            proto_dot_control__pb2.FilePart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ asked of the gateway (daemon/gateway/), which holds no token and decides nothing
 
 Every call but Health and Status carries a token in its metadata: authorization: Bearer TOKEN.
 What is wrong with it ends the call as UNAUTHENTICATED, what it is not for as PERMISSION_DENIED.
+A document that is not there, or not for this token, ends it as NOT_FOUND.
 Questions, passages and answers are those of control.proto, with their bounds. A token that is for
 some collections is answered as if the site had no other documents. Where as many wait as may, one
 more ends as RESOURCE_EXHAUSTED, and hanse-retry-after-ms in its trailing metadata says when to
@@ -44,7 +45,7 @@ class QuestionsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QuestionsAsyncStub: ...
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
-    """Scope ask. Without the passages that control.proto's has beside the answer."""
+    """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search."""
     StreamAnswer: _grpc.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]
     """Scope ask. The same answer while it is written, statement by statement, each once it was
     checked; an answer that is there at once comes in one part.
@@ -55,6 +56,12 @@ class QuestionsStub:
     """Scope search. A passage by the id that Search told; one that is not here and one that the token
     is not for are answered alike.
     """
+    Source: _grpc.UnaryUnaryMultiCallable[_questions_pb2.SourceRequest, _questions_pb2.SourceReply]
+    """Scope search. Where a passage stands: its document, and what is before and behind it there."""
+    PageImage: _grpc.UnaryStreamMultiCallable[_control_pb2.PageImageRequest, _control_pb2.FilePart]
+    """Scope search. A page of the file that a document was read from, as a PNG."""
+    Original: _grpc.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]
+    """Scope originals. That file."""
     Embed: _grpc.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _grpc.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]
@@ -70,7 +77,7 @@ class QuestionsStub:
 class QuestionsAsyncStub(QuestionsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
-    """Scope ask. Without the passages that control.proto's has beside the answer."""
+    """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search."""
     StreamAnswer: _aio.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]  # type: ignore[assignment]
     """Scope ask. The same answer while it is written, statement by statement, each once it was
     checked; an answer that is there at once comes in one part.
@@ -81,6 +88,12 @@ class QuestionsAsyncStub(QuestionsStub):
     """Scope search. A passage by the id that Search told; one that is not here and one that the token
     is not for are answered alike.
     """
+    Source: _aio.UnaryUnaryMultiCallable[_questions_pb2.SourceRequest, _questions_pb2.SourceReply]  # type: ignore[assignment]
+    """Scope search. Where a passage stands: its document, and what is before and behind it there."""
+    PageImage: _aio.UnaryStreamMultiCallable[_control_pb2.PageImageRequest, _control_pb2.FilePart]  # type: ignore[assignment]
+    """Scope search. A page of the file that a document was read from, as a PNG."""
+    Original: _aio.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]  # type: ignore[assignment]
+    """Scope originals. That file."""
     Embed: _aio.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]  # type: ignore[assignment]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _aio.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]  # type: ignore[assignment]
@@ -99,7 +112,7 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.AskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.AskReply, _abc.Awaitable[_control_pb2.AskReply]]:
-        """Scope ask. Without the passages that control.proto's has beside the answer."""
+        """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search."""
 
     @_abc_1.abstractmethod
     def StreamAnswer(
@@ -128,6 +141,30 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         """Scope search. A passage by the id that Search told; one that is not here and one that the token
         is not for are answered alike.
         """
+
+    @_abc_1.abstractmethod
+    def Source(
+        self,
+        request: _questions_pb2.SourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_questions_pb2.SourceReply, _abc.Awaitable[_questions_pb2.SourceReply]]:
+        """Scope search. Where a passage stands: its document, and what is before and behind it there."""
+
+    @_abc_1.abstractmethod
+    def PageImage(
+        self,
+        request: _control_pb2.PageImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.FilePart], _abc.AsyncIterator[_control_pb2.FilePart]]:
+        """Scope search. A page of the file that a document was read from, as a PNG."""
+
+    @_abc_1.abstractmethod
+    def Original(
+        self,
+        request: _control_pb2.OriginalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.FilePart], _abc.AsyncIterator[_control_pb2.FilePart]]:
+        """Scope originals. That file."""
 
     @_abc_1.abstractmethod
     def Embed(

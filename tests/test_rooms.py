@@ -68,6 +68,8 @@ HOMES = {
     "mcp": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
     "mcp_types": ("daemon/gateway/mcp_api.py", "daemon/fedctl/commands/mcp.py"),
     "httpx2": ("daemon/fedctl/commands/mcp.py",),
+    "jinja2": ("daemon/gateway/pages/",),
+    "playwright": (),
     "openai": (),
     "grpc": (
         "proto/",

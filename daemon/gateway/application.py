@@ -26,11 +26,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.gateway import figures, openai_api, site_api
+from daemon.gateway.browser import Pages
 from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.event_stream import EventStream, while_there
 from daemon.gateway.fedd import Fedd
-from daemon.gateway.refusals import Refusal, answer_to, refused, rpc_answer_to
+from daemon.gateway.refusals import Refusal, answer_to, rpc_answer_to
 from proto import control_pb2 as control
 from proto.control_pb2 import AskReply
 
@@ -59,6 +60,7 @@ class Gateway:
         self._fedd = fedd
         self._most = requests
         self._under_way = Counter[str]()  # of each token
+        self._pages = Pages(fedd, self._in_turn, body_of)
 
     def application(self) -> ASGIApp:
         """What a server runs."""
@@ -70,9 +72,14 @@ class Gateway:
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/search", self.search, methods=["POST"]),
             Route("/mcp", self.mcp, methods=["POST"]),
+            *self._pages.routes(),
         ]
-        handlers: dict[Any, Any] = {HTTPException: refused, Exception: refused}
+        handlers: dict[Any, Any] = {HTTPException: self.refused, Exception: self.refused}
         return Guarded(Starlette(routes=routes, exception_handlers=handlers))
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """Why there is no answer: to a program as its makers know it, to a browser as a page."""
+        return self._pages.refused(request, error) if Pages.is_for(request) else answer_to(error)
 
     async def health(self, _request: Request) -> Response:
         """For who watches: whether a question would be answered now."""
@@ -285,7 +292,9 @@ class Guarded:
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *extra]
+                told = [(name.lower(), value) for name, value in message.get("headers", [])]
+                names = {name for name, _ in told}  # a page says some of it itself
+                message["headers"] = [*told, *(one for one in extra if one[0] not in names)]
             async with asyncio.timeout(_SEND_S):
                 await send(message)
 

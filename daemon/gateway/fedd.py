@@ -6,7 +6,8 @@ The gateway has no token of its own, keeps none, and lets fedd say what each may
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER_WITHIN_S: Final = 300.0  # behind other people's questions; a language model takes a while
+_DRAW_WITHIN_S: Final = 60.0  # behind other people's pages
+_SEND_WITHIN_S: Final = 3600.0  # a file, to whoever reads it slowly
 _EMBED_WITHIN_S: Final = 120.0
 _TELL_WITHIN_S: Final = 15.0
+_END: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in its stubs
 _AWAY: Final = (
     "this site's daemon (fedd) is not there: it may be starting, or gateway.enabled is false; "
     "try again in a moment"
@@ -35,8 +39,17 @@ _STATUS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.FAILED_PRECONDITION: 503,
 }
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A file that fedd gives out: its bytes in all, and its pieces; to stop reading ends it."""
+
+    size: int
+    pieces: AsyncIterator[bytes]
 
 
 class Fedd:
@@ -95,6 +108,24 @@ class Fedd:
         call = self._stub.Passage(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
         return await _said(call)
 
+    async def source(self, document_id: str, passage_id: str, token: str) -> questions.SourceReply:
+        """Where a passage stands."""
+        request = questions.SourceRequest(document_id=document_id, passage_id=passage_id)
+        call = self._stub.Source(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def page_image(self, document_id: str, page: int, dpi: int, token: str) -> Sent:
+        """A page of a document's file, as a PNG."""
+        request = control.PageImageRequest(id=document_id, page=page, dpi=dpi)
+        call = self._stub.PageImage(request, timeout=_DRAW_WITHIN_S, metadata=_carrying(token))
+        return await _sent(call)
+
+    async def original(self, document_id: str, token: str) -> Sent:
+        """A document's file."""
+        request = control.OriginalRequest(id=document_id)
+        call = self._stub.Original(request, timeout=_SEND_WITHIN_S, metadata=_carrying(token))
+        return await _sent(call)
+
     async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
         """Texts as vectors."""
         request = questions.EmbedRequest(texts=texts)
@@ -130,6 +161,24 @@ async def _said(call: Awaitable[T]) -> T:
         return await call
     except grpc.aio.AioRpcError as error:
         raise _refusal(error) from error
+
+
+async def _sent(call: Any) -> Sent:
+    """A file whose first piece is there; what fedd refuses, as it said it."""
+    first = await _said(call.read())
+
+    async def pieces() -> AsyncIterator[bytes]:
+        part = first
+        try:
+            while part is not _END:
+                yield part.content
+                part = await _said(call.read())
+        finally:
+            call.cancel()
+
+    if first is _END:
+        raise Refusal(503, "this site's daemon sent nothing: try again later")
+    return Sent(first.size, pieces())
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> Refusal:

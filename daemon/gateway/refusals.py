@@ -6,7 +6,6 @@ from typing import Final
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 _KINDS: Final = {
@@ -51,13 +50,8 @@ class Refusal(HTTPException):
         self.code = code
 
 
-async def refused(_request: Request, error: Exception) -> JSONResponse:
-    """The answer to a request that is refused, by us or by starlette."""
-    return answer_to(error)
-
-
 def answer_to(error: Exception) -> JSONResponse:
-    """An error in the form that clients read."""
+    """A request that is refused, by us or by starlette, in the form that clients read."""
     told = {"error": error_of(error)}
     if not isinstance(error, HTTPException):
         return JSONResponse(told, 500)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from daemon.library.readers.documents import Attached, FileProblem, Item, Read
 from daemon.library.readers.reader import Reader, Refused, Source, cause_of, is_passing
@@ -190,7 +190,7 @@ def source_of(path: Path) -> str:
     return str(path.absolute()).encode(errors="replace").decode()
 
 
-def reader_of(path: Path) -> Reader | None:
+def reader_of(path: PurePath) -> Reader | None:
     """Who reads a file of this name; None: nobody."""
     name = path.name.lower()
     return next((reader for end, reader in READERS.items() if name.endswith(end)), None)

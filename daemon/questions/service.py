@@ -12,7 +12,8 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 import math
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -26,6 +27,7 @@ from daemon.process import metrics
 from daemon.process.metrics import METRICS
 from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
+from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
 from daemon.state.audit import Action
 from proto import control_pb2 as control
@@ -51,10 +53,11 @@ class QuestionsService(rpc.QuestionsServicer):
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """An answer with citations; the passages beside it are what `Search` is for."""
-        token = await self._credentials.of(context, "ask", "ask")
+        bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context):
-            reply = await _AnsweringTo(self._around, token).Ask(request, context)
-        del reply.passages[:]
+            reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
+        if "search" not in bearer.token.scopes:
+            del reply.passages[:]
         return reply
 
     async def StreamAnswer(
@@ -78,6 +81,33 @@ class QuestionsService(rpc.QuestionsServicer):
         """A passage that `Search` found, and what stands beside it."""
         token = await self._credentials.of(context, "search", "passage")
         return await _AnsweringTo(self._around, token).passage(request, context)
+
+    async def Source(
+        self, request: questions.SourceRequest, context: Context
+    ) -> questions.SourceReply:
+        """Where a passage stands."""
+        token = await self._credentials.of(context, "search", "show-documents")
+        return await _AnsweringTo(self._around, token).source(request, context)
+
+    async def PageImage(
+        self, request: control.PageImageRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """A page of the file that a document was read from."""
+        token = await self._credentials.of(context, "search", "page-image")
+        answering = _AnsweringTo(self._around, token)
+        await answering.check_sees(request.id, context)
+        async for part in answering.PageImage(request, context):
+            yield part
+
+    async def Original(
+        self, request: control.OriginalRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """That file."""
+        token = await self._credentials.of(context, "originals", "original")
+        answering = _AnsweringTo(self._around, token)
+        await answering.check_sees(request.id, context)
+        async for part in answering.Original(request, context):
+            yield part
 
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
@@ -250,6 +280,32 @@ class _AnsweringTo(ControlService):
             after=after,
         )
 
+    async def check_sees(self, document_id: str, context: Context) -> None:
+        """The call ends where there is no such document for this token, whatever there is else.
+
+        In the same words for each: who asks learns of no document that they may not see, neither
+        by a cause nor by what they may have meant.
+        """
+        here = _is_among(document_id, await self._answered(context, self._now()))
+        if here:
+            known = self._driver.collection.known([document_id])
+            here = bool(await self._answered(context, known))
+        if not here:
+            await _refuse_unknown(document_id, context)
+
+    async def source(
+        self, request: questions.SourceRequest, context: Context
+    ) -> questions.SourceReply:
+        """A document at one of its passages."""
+        await self.check_sees(request.document_id, context)
+        async with self._audited(context, "show-documents") as recorded:
+            reading = self._driver.collection.read(partial(read_source, request))
+            found = await self._answered(context, reading)
+            if found is None:  # it went in between
+                await _refuse_unknown(request.document_id, context)
+            recorded["documents"] = 1
+        return source_of(request, *found)
+
     async def embed(
         self, request: questions.EmbedRequest, context: Context
     ) -> questions.EmbedReply:
@@ -271,6 +327,10 @@ class _AnsweringTo(ControlService):
 def _is_among(document_id: str, collections: tuple[str, ...] | None) -> bool:
     """Whether a document is of one of these; None: all are."""
     return collections is None or document_id.startswith(tuple(f"{one}/" for one in collections))
+
+
+async def _refuse_unknown(document_id: str, context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"no document {document_id!r} here")
 
 
 def _add(around: ServiceContext, _user: str, server: grpc.aio.Server) -> None:

@@ -209,7 +209,14 @@ async def test_a_token_sees_the_models_that_it_is_for(gate: Gate) -> None:
 
 
 async def test_what_is_not_there_is_said_in_openai_s_form(gate: Gate) -> None:
-    for path in ("/", "/v1", "/v1/completions", "/v1/files", "/docs", "/v1/models/../../etc"):
+    for path in (
+        "/index.html",
+        "/v1",
+        "/v1/completions",
+        "/v1/files",
+        "/docs",
+        "/v1/models/../../etc",
+    ):
         status, headers, body = await curl(gate, path, "--path-as-is")
         assert (status, headers["content-type"]) == (404, "application/json")
         assert json.loads(body)["error"]["code"] == "not_found"

@@ -44,15 +44,24 @@ DAY = 86_400
 ROPE = Document("rope", "Rope", "Hemp rope is tarred.")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-# What each call with a token asks, and which scope lets it through ("": any token).
-CALLS: dict[str, tuple[Any, str]] = {
-    "Ask": (control.AskRequest(question="who?"), "ask"),
-    "StreamAnswer": (control.AskRequest(question="who?"), "ask"),
-    "Search": (control.SearchRequest(question="who?"), "search"),
-    "Passage": (questions.PassageRequest(passage_id="rope@0.0"), "search"),
-    "Embed": (questions.EmbedRequest(texts=["who"]), "embed"),
-    "Whoami": (questions.WhoamiRequest(), ""),
+# What each call with a token asks, which scope lets it through ("": any token), and as what it
+# is audited.
+CALLS: dict[str, tuple[Any, str, str]] = {
+    "Ask": (control.AskRequest(question="who?"), "ask", "ask"),
+    "StreamAnswer": (control.AskRequest(question="who?"), "ask", "ask"),
+    "Search": (control.SearchRequest(question="who?"), "search", "search"),
+    "Passage": (questions.PassageRequest(passage_id="rope@0.0"), "search", "passage"),
+    "Source": (questions.SourceRequest(document_id="a.pdf"), "search", "show-documents"),
+    "PageImage": (
+        control.PageImageRequest(id="a.pdf", page=1, dpi=72),
+        "search",
+        "page-image",
+    ),
+    "Original": (control.OriginalRequest(id="a.pdf"), "originals", "original"),
+    "Embed": (questions.EmbedRequest(texts=["who"]), "embed", "embed"),
+    "Whoami": (questions.WhoamiRequest(), "", ""),
 }
+EVERY = ["ask", "search", "originals", "embed", "metrics"]
 
 
 class Shelf:
@@ -102,10 +111,10 @@ class Served:
 
     async def call(self, name: str, *told: str) -> Any:
         """That call, with these values of the header."""
-        request, _ = CALLS[name]
+        request, *_ = CALLS[name]
         carried = [("authorization", one) for one in told]
         call = getattr(self.stub, name)(request, metadata=carried, timeout=30)
-        return [part async for part in call] if name == "StreamAnswer" else await call
+        return await (call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call)
 
     async def refusal(self, name: str, *told: str) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -156,7 +165,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def test_nobody_asks_without_a_token(
     served: Served, name: str, told: tuple[str, ...]
 ) -> None:
-    secret, _ = await served.tokens.create("all", ["ask", "search", "embed", "metrics"], 1)
+    secret, _ = await served.tokens.create("all", EVERY, 1)
     before = metrics.counts()["hanse_token_refusals"]
     code, details = await served.refusal(name, *(one.replace("{}", secret) for one in told))
     assert code is UNAUTHENTICATED
@@ -167,9 +176,8 @@ async def test_nobody_asks_without_a_token(
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_token_is_for_its_scopes_alone(served: Served, name: str) -> None:
-    _, needed = CALLS[name]
-    every = {"ask", "search", "embed", "metrics"}
-    secret, _ = await served.tokens.create("clerk", sorted(every - {needed}), 1)
+    _, needed, action = CALLS[name]
+    secret, _ = await served.tokens.create("clerk", sorted({*EVERY} - {needed}), 1)
     if not needed:
         assert (await served.call(name, f"Bearer {secret}")).name == "clerk"
         return
@@ -177,7 +185,7 @@ async def test_a_token_is_for_its_scopes_alone(served: Served, name: str) -> Non
     assert code is DENIED
     assert f"needs the scope {needed!r}" in details
     assert served.audited() == [
-        ("token:clerk", name.lower(), "refused or failed", {"cause": "scope"}),
+        ("token:clerk", action, "refused or failed", {"cause": "scope"}),
     ]
 
 
@@ -246,7 +254,7 @@ async def test_a_token_that_asks_for_figures_must_be_for_them(served: Served) ->
 
 
 async def test_what_fedctl_may_ask_is_not_there(served: Served) -> None:
-    secret, _ = await served.tokens.create("all", ["ask", "search", "embed", "metrics"], 1)
+    secret, _ = await served.tokens.create("all", EVERY, 1)
     stub = ControlStub(served.channel)
     calls = control.DESCRIPTOR.services_by_name["Control"].methods
     assert len(calls) > 30

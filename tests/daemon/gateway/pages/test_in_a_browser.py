@@ -1,0 +1,303 @@
+"""The pages in a real browser, Debian's Chromium: by mouse, by keyboard alone, without scripts.
+
+Skipped where there is no Chromium, or what drives it (extra `dev`) is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.daemon.gateway.gates import Gate
+from tests.daemon.gateway.pages.conftest import KEEL, MANUAL, RUST
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+AXE = files("axe_playwright_python") / "axe.min.js"
+NOT_ANSWERED = "capital of mongolia"
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.asyncio(loop_scope="package"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),
+]
+Page = Any  # of playwright, which need not be there
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def chromium() -> AsyncIterator[Any]:
+    """A browser with an empty profile, which asks nobody for anything of its own."""
+    words = (
+        *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    )
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=words)
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def opened(chromium: Any, gate: Gate, **options: Any) -> AsyncIterator[Page]:
+    """A new person's page. Whatever it loads is of the gateway, and its policy refuses nothing."""
+    context = await chromium.new_context(base_url=gate.url, **options)
+    asked, told = list[str](), list[str]()
+    context.on("request", lambda request: asked.append(request.url))
+    context.on("console", lambda message: told.append(message.text))
+    page = await context.new_page()
+    await page.goto("/")
+    try:
+        yield page
+    finally:
+        await context.close()
+    assert [one for one in asked if not one.startswith(gate.url)] == []
+    assert [one for one in told if "Content Security Policy" in one] == []
+
+
+async def sign_in(page: Page, token: str) -> None:
+    await page.get_by_label("Token", exact=True).fill(token)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_role("button", name="Sign out").wait_for()
+
+
+async def ask(page: Page, question: str) -> None:
+    await page.get_by_label("Your question").fill(question)
+    await page.get_by_role("button", name="Ask").click()
+    await page.locator("#answer").wait_for()
+
+
+async def followed(page: Page, link: Any) -> Page:
+    """The tab that a link opens."""
+    async with page.context.expect_page() as coming:
+        await link.click()
+    tab = await coming.value
+    await tab.wait_for_load_state()
+    return tab
+
+
+async def sees_the_sentence(source: Page) -> None:
+    """The document at the cited page, with the sentence marked and its place framed."""
+    marked = await source.locator("mark").all_inner_texts()
+    assert [" ".join(one.split()) for one in marked] == [RUST]
+    where = await source.locator(".where").first.inner_text()
+    assert where.startswith(f"{MANUAL}page 2Ada Lock"), "dots between them are the stylesheet's"
+    image = source.get_by_role("img", name="Page 2 of Deck manual")
+    assert await image.evaluate("async image => (await image.decode(), image.naturalWidth)") > 800
+    sheet = await source.locator(".sheet").bounding_box()
+    frame = await source.locator(".sheet rect").bounding_box()
+    # The paragraph begins 100 points below the upper edge of 842 and 72 from the left of 595.
+    assert (frame["y"] - sheet["y"]) / sheet["height"] == pytest.approx(0.11, abs=0.02)
+    assert (frame["x"] - sheet["x"]) / sheet["width"] == pytest.approx(0.12, abs=0.02)
+
+
+# ---- by mouse ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])
+async def test_a_person_asks_and_opens_what_is_cited(
+    gate: Gate, chromium: Any, scripts: bool
+) -> None:
+    token = await gate.token("ask", "search", "originals")
+    async with opened(chromium, gate, java_script_enabled=scripts) as page:
+        await page.get_by_label("Token", exact=True).fill("hanse_wrong")
+        await page.get_by_role("button", name="Sign in").click()
+        assert "No such token here" in await page.get_by_role("alert").inner_text()
+        await sign_in(page, token)
+        await ask(page, KEEL)
+        assert RUST in await page.locator("#answer").inner_text()
+        assert await page.get_by_label("Your question").input_value() == KEEL
+        assert page.url == f"{gate.url}/ask"
+        assert "jetty" not in await page.title()
+        await page.locator("#answer .cite").first.click()
+        cited = page.locator("#source-1")
+        assert page.url.endswith("/ask#source-1")
+        assert [" ".join(one.split()) for one in await cited.locator("mark").all_inner_texts()] == [
+            RUST
+        ]
+        if scripts:  # of a page that can run none nothing can be measured either
+            source = await followed(page, cited.get_by_role("link", name="Deck manual"))
+            await sees_the_sentence(source)
+            async with source.expect_download() as coming:
+                await source.get_by_role("link", name="Download the original").click()
+            kept = await (await coming.value).path()
+            original = gate.site.folder.parent / "files" / "manual.pdf"
+            assert (kept.read_bytes(), (await coming.value).suggested_filename) == (
+                original.read_bytes(),
+                "manual.pdf",
+            )
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_role("button", name="Sign in").wait_for()
+        assert await page.context.cookies() == []
+
+
+async def test_no_script_can_read_the_cookie(gate: Gate, chromium: Any) -> None:
+    async with opened(chromium, gate) as page:
+        await sign_in(page, await gate.token("ask"))
+        (cookie,) = await page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert await page.evaluate("document.cookie") == ""
+
+
+async def test_a_search_narrows_down_to_some_documents(gate: Gate, chromium: Any) -> None:
+    async with opened(chromium, gate) as page:
+        await sign_in(page, await gate.token("search"))
+        await page.get_by_text("Only some documents").click()
+        await page.get_by_label("Search for").fill(KEEL)
+        await page.get_by_label("Collection").fill("deck")
+        await page.get_by_label("Dated since").fill("2001-02-03")
+        await page.get_by_role("button", name="Search").click()
+        await page.get_by_label("Dated since").fill("")
+        await page.get_by_role("button", name="Search").click()
+        first = page.locator("#found article").first
+        assert "Replace the hawser" in await first.inner_text()
+        assert f"{MANUAL}" in await first.inner_text()
+        source = await followed(page, first.get_by_role("link", name="Deck manual"))
+        assert "The jetty gauge" in await source.locator(".here").inner_text()
+
+
+async def test_what_a_document_says_runs_nowhere(gate: Gate, chromium: Any) -> None:
+    async with opened(chromium, gate) as page:
+        await sign_in(page, await gate.token("ask", "search"))
+        await ask(page, "<script>document.title = 'taken'</script> signal flags of the bridge")
+        assert "onclick=x" in await page.locator("main").inner_text()
+        assert await page.locator("main b, main img, main script").count() == 0
+        assert await page.title() == "Answer · Hanse"
+
+
+# ---- by keyboard alone -------------------------------------------------------------
+
+
+async def tabbed_to(page: Page, wanted: str) -> None:
+    """Tab, until what has the focus is called so, and can be seen to have it."""
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        name, outline = await page.evaluate(
+            "() => { const e = document.activeElement; return [e.labels?.[0]?.innerText"
+            " || e.getAttribute('aria-label') || e.innerText, getComputedStyle(e).outlineStyle] }"
+        )
+        if re.match(wanted, " ".join(name.split())):
+            assert outline == "solid", f"nobody sees that {wanted} has the focus"
+            return
+    pytest.fail(f"Tab does not come to {wanted}")
+
+
+async def test_all_of_it_is_done_by_keyboard_alone(gate: Gate, chromium: Any) -> None:
+    token = await gate.token("ask", "search", "originals")
+    async with opened(chromium, gate) as page:
+        keys = page.keyboard
+        await keys.type(token)  # the field has the focus
+        await keys.press("Enter")
+        await page.get_by_label("Your question").wait_for()
+        await keys.type(KEEL)
+        await keys.press("Enter")
+        await page.locator("#answer").wait_for()
+        await tabbed_to(page, "Skip to the content")
+        await keys.press("Enter")
+        await tabbed_to(page, "Source 1")
+        await keys.press("Enter")
+        assert await page.evaluate("document.activeElement.id") == "source-1"
+        await tabbed_to(page, "Deck manual")
+        async with page.context.expect_page() as coming:
+            await keys.press("Enter")
+        source = await coming.value
+        await source.wait_for_load_state()
+        await sees_the_sentence(source)
+        await tabbed_to(source, "Download the original")
+        async with source.expect_download() as coming:
+            await source.keyboard.press("Enter")
+        assert (await coming.value).suggested_filename == "manual.pdf"
+        await tabbed_to(source, "Search")
+        await source.keyboard.press("Enter")
+        await source.get_by_label("Search for").wait_for()
+        await source.keyboard.type("hawser rope")
+        await tabbed_to(source, "Only some documents")
+        await source.keyboard.press("Enter")
+        await tabbed_to(source, "Collection")
+        await source.keyboard.type("deck")
+        await source.keyboard.press("Enter")
+        await source.locator("#found").wait_for()
+        await tabbed_to(source, "Sign out")
+        await source.keyboard.press("Enter")
+        await source.get_by_label("Token", exact=True).wait_for()
+
+
+async def test_a_question_is_sent_once_and_may_have_lines(gate: Gate, chromium: Any) -> None:
+    async with opened(chromium, gate) as page:
+        await sign_in(page, await gate.token("ask"))
+        sent = list[str]()
+        page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
+        await page.keyboard.type("anchor")
+        await page.keyboard.press("Shift+Enter")
+        await page.keyboard.type("winch")
+        async with page.expect_response("**/ask"):
+            await page.evaluate(
+                "() => { const form = document.querySelector('form.ask');"
+                " form.requestSubmit(); form.requestSubmit(); }"
+            )
+        await page.locator("#answer").wait_for()
+        assert await page.get_by_label("Your question").input_value() == "anchor\nwinch"
+        assert sent == [f"{gate.url}/ask"]
+
+
+# ---- for everybody -----------------------------------------------------------------
+
+
+async def check_accessible(page: Page, what: str) -> None:
+    """axe-core finds nothing, in light and dark, on a wide and on a narrow screen."""
+    await page.evaluate(await asyncio.to_thread(AXE.read_text))
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        for width in (1280, 400):
+            await page.set_viewport_size({"width": width, "height": 900})
+            found = await page.evaluate("axe.run()")
+            assert len(found["passes"]) > 10
+            wrong = [
+                (one["id"], [(node["html"], node["failureSummary"]) for node in one["nodes"]])
+                for one in found["violations"]
+            ]
+            assert not wrong, f"{what}, {scheme}, {width} px"
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{what} is wider than a screen of {width} px"
+
+
+async def test_axe_finds_nothing_on_any_page(gate: Gate, chromium: Any) -> None:
+    token = await gate.token("ask", "search", "originals")
+    async with opened(chromium, gate) as page:
+        await check_accessible(page, "sign in")
+        await page.get_by_label("Token", exact=True).fill("hanse_wrong")
+        await page.get_by_role("button", name="Sign in").click()
+        await page.get_by_role("alert").wait_for()
+        await check_accessible(page, "a wrong token")
+        await sign_in(page, token)
+        await check_accessible(page, "ask")
+        await ask(page, KEEL)
+        await check_accessible(page, "an answer")
+        await ask(page, NOT_ANSWERED)
+        assert "The documents do not answer this." in await page.locator("#answer").inner_text()
+        await check_accessible(page, "no answer")
+        await page.goto("/search")
+        await check_accessible(page, "search")
+        await page.get_by_label("Search for").fill(KEEL)
+        await page.get_by_role("button", name="Search").click()
+        await page.locator("#found").wait_for()
+        await check_accessible(page, "what was found")
+        link = page.get_by_role("link", name="Deck manual").first
+        source = await followed(page, link)
+        await check_accessible(source, "a source")
+        await source.goto("/source?document=nothing")
+        await check_accessible(source, "a document that is not there")
+
+
+async def test_axe_would_find_what_is_wrong(gate: Gate, chromium: Any) -> None:
+    async with opened(chromium, gate) as page:
+        await page.evaluate("document.querySelector('label').remove()")
+        with pytest.raises(AssertionError, match="sign in"):
+            await check_accessible(page, "sign in")
