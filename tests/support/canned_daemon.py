@@ -127,6 +127,10 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         return control.RevokeTokenReply(token=control.AccessToken(name=request.name))
 
+    def ChangeToken(self, request: Any, context: Any) -> control.ChangeTokenReply:
+        self._hear(request, context)
+        return control.ChangeTokenReply(token=control.AccessToken(name=request.name))
+
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)
         return control.StatusReply(

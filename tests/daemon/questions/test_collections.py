@@ -102,10 +102,11 @@ class Site:
             asked += [("Ask", control.AskRequest(question=one, top_k=k)) for k in (0, 1, 50)]
             search = control.SearchRequest(question=one, explain=True, top_k=20)
             asked.append(("Search", search))
-            for narrowed in (
+            narrower: tuple[dict[str, Any], ...] = (
                 *({"begins": "secret/"}, {"collection": "secret"}, {"title": "Norn"}),
                 *({"begins": "nothing/"}, {"begins": "open/"}, {"author": "lamp"}),
-            ):
+            )
+            for narrowed in narrower:
                 more = control.SearchRequest(question=one, explain=True, **narrowed)
                 asked.append(("Search", more))
         return [await self.called(method, request, secret) for method, request in asked]
