@@ -506,12 +506,7 @@ class Collection:
         return answered
 
     async def search(
-        self,
-        question: str,
-        top_k: int,
-        explain: bool,
-        filters: Filters,
-        rights: Rights = of_all,
+        self, question: str, top_k: int, explain: bool, filters: Filters, rights: Rights = of_all
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
@@ -586,23 +581,18 @@ class Collection:
     async def _with_open_version(
         self,
         job: Callable[..., T],
-        *given: Any,
+        *of: Any,
         rights: Rights | None = None,
         told: Told | None = None,
     ) -> T:
-        """Once more with a fresh worker when the old one died under the job.
-
-        ``rights``: what they are is given to the job behind the rest; None: nothing is.
-        """
-        run = self._answering.run
-        if rights is not None:
-            run = partial(run_for, rights, self._answering, told)
+        """As `run_for`; once more with a fresh worker when the old one died under the job."""
+        run = partial(run_for, rights, self._answering, told, job, *of)
         try:
-            return await run(job, *given)
+            return await run()
         except (WorkerCrashed, answering_jobs.NotOpenError):
             if self.served_index is None:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
             await self._open(self._served_spec, self.served_digest, self.served_index)
-            return await run(job, *given)
+            return await run()

@@ -27,13 +27,15 @@ def of_all() -> None:
 
 
 async def run_for(
-    rights: Rights, worker: Worker, told: Told | None, job: Callable[..., T], *given: Any
+    rights: Rights | None, worker: Worker, told: Told | None, job: Callable[..., T], *given: Any
 ) -> T:
-    """The job's result for these rights, which are the last that it is given.
+    """The job's result for these rights, which are the last that it is given; None: nothing is.
 
     ``told`` gets what it reports, as long as the rights are what they were when it began.
     Raises what the rights raise: then nothing was run, or its result is nobody's.
     """
+    if rights is None:
+        return await worker.run(job, *given)
     while True:
         now: list[tuple[str, ...] | None] = []
 
