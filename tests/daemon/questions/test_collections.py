@@ -153,6 +153,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     tokens, audit = Tokens(tmp_path / "tokens.sqlite3"), AuditLog(tmp_path / "audit")
     driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
+    around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8))
     around.services = SimpleNamespace(originals=SimpleNamespace(of=_nothing_kept))
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)
