@@ -108,28 +108,44 @@ class CannedDaemon(ControlServicer):
     def CreateToken(self, request: Any, context: Any) -> control.CreateTokenReply:
         self._hear(request, context)
         token = control.AccessToken(
-            name=request.name, scopes=request.scopes, expires_unix_s=86_400 * request.days
+            name=request.name,
+            scopes=request.scopes,
+            expires_unix_s=86_400 * request.days,
+            collections=request.collections,
+            all_documents=not request.collections,
         )
-        return control.CreateTokenReply(secret="hanse_told-once", token=token)
+        empty = [one for one in request.collections if one == "later"]
+        return control.CreateTokenReply(secret="hanse_told-once", token=token, empty=empty)
+
+    def ChangeToken(self, request: Any, context: Any) -> control.ChangeTokenReply:
+        self._hear(request, context)
+        token = control.AccessToken(
+            name=request.name,
+            scopes=request.scopes or ["ask"],
+            collections=request.collections,
+            all_documents=request.all_documents,
+        )
+        empty = [one for one in request.collections if one == "later"]
+        return control.ChangeTokenReply(token=token, empty=empty)
 
     def ListTokens(self, request: Any, context: Any) -> control.ListTokensReply:
         self._hear(request, context)
         kept: dict[str, Any] = {"scopes": ["ask"], "expires_unix_s": 2**33}
         return control.ListTokensReply(
             tokens=[
-                control.AccessToken(name="chat", last_used="2026-05-31", **kept),
+                control.AccessToken(
+                    name="chat", last_used="2026-05-31", all_documents=True, **kept
+                ),
                 control.AccessToken(name="old", **(kept | {"expires_unix_s": 86_400})),
-                control.AccessToken(name="spare", revoked_unix_s=86_400, **kept),
+                control.AccessToken(
+                    name="spare", revoked_unix_s=86_400, collections=["hr"], **kept
+                ),
             ]
         )
 
     def RevokeToken(self, request: Any, context: Any) -> control.RevokeTokenReply:
         self._hear(request, context)
         return control.RevokeTokenReply(token=control.AccessToken(name=request.name))
-
-    def ChangeToken(self, request: Any, context: Any) -> control.ChangeTokenReply:
-        self._hear(request, context)
-        return control.ChangeTokenReply(token=control.AccessToken(name=request.name))
 
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)

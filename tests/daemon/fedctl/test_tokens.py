@@ -55,3 +55,61 @@ def test_what_the_daemon_refuses_is_told(
     told = fedctl("tokens", *words)
     assert told.code == Exit.FAILED
     assert "there is a token 'chat' already. choose another name." in told.err
+
+
+def test_what_a_token_may_ask_of_is_said_in_words(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    everything = fedctl("tokens", "create", "chat", "--scope", "ask").out
+    assert "all of the site" in everything
+    some = (
+        "tokens",
+        "create",
+        "clerk",
+        "--scope",
+        "ask",
+        "--collection",
+        "hr/",
+        "--collection",
+        "x",
+    )
+    assert "documents  hr, x" in fedctl(*some).out
+    assert list(daemon.asked[-1].collections) == ["hr", "x"]
+    told = fedctl(*some, "--json").object["token"]
+    assert (told["collections"], told["all_documents"]) == (["hr", "x"], False)
+    plain = fedctl("tokens", "create", "chat", "--scope", "ask", "--json").object["token"]
+    assert (plain["collections"], plain["all_documents"]) == ([], True)
+
+
+def test_a_collection_that_is_not_there_yet_may_be_named(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    made = fedctl("tokens", "create", "clerk", "--scope", "ask", "--collection", "later")
+    assert made.code == Exit.OK
+    assert "Nothing is in later yet" in made.out
+    changed = fedctl("tokens", "change", "clerk", "--collection", "later")
+    assert "Nothing is in later yet" in changed.out
+
+
+@pytest.mark.parametrize("name", ["", "/", "x" * 101])
+def test_no_name_of_a_collection_is_not_taken_for_all(
+    fedctl: Fedctl, daemon: CannedDaemon, name: str
+) -> None:
+    made = fedctl("tokens", "create", "clerk", "--scope", "ask", "--collection", name)
+    assert made.code == Exit.USAGE
+    assert not daemon.asked
+
+
+def test_rights_are_changed_by_name(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    said = fedctl("tokens", "change", "clerk", "--collection", "hr", "--scope", "search").out
+    assert "documents  hr" in said
+    (asked,) = daemon.asked
+    assert (list(asked.collections), asked.all_documents) == (["hr"], False)
+    assert list(asked.scopes) == ["search"]
+    assert "all of the site" in fedctl("tokens", "change", "clerk", "--all-documents").out
+    assert daemon.asked[1].all_documents
+
+
+def test_the_list_says_of_which_documents(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    shown = fedctl("tokens", "list").out
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "all of the site" in rows["chat"]
+    assert " hr " in rows["spare"]

@@ -73,9 +73,10 @@ def alone(tmp_path: Path) -> Iterator[Library]:
 
 @pytest.fixture
 def allowed(path: Path, whole: Library) -> Iterator[AllowedLibrary]:
-    with AllowedLibrary(path, ["open"]) as library:
-        assert library.update()
-        yield library
+    library = AllowedLibrary(path, ["open"])
+    assert library.update()
+    yield library
+    library.close()
 
 
 def all_of(library: Library) -> list[object]:
@@ -164,7 +165,8 @@ def test_what_is_known_of_a_document_changes_without_its_passages(
 
 def test_collections_lie_in_one_another_and_need_not_be_there(path: Path, whole: Library) -> None:
     def ids(*collections: str) -> list[str]:
-        with AllowedLibrary(path, collections) as library:
+        library = AllowedLibrary(path, collections)
+        with library:
             library.update()
             return sorted({name for _, name, _ in library.titles()})
 
