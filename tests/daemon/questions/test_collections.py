@@ -30,6 +30,7 @@ import pytest_asyncio
 from daemon.control.context import WithinBounds
 from daemon.jobs import learning
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document
 from daemon.process.workers import Worker, import_once
 from daemon.questions import service
@@ -82,7 +83,14 @@ class Site:
         """The reply without what it took; or the refusal."""
         told = [("authorization", f"Bearer {secret}")]
         try:
-            reply = await getattr(self.stub, method)(request, metadata=told, timeout=60)
+            call = getattr(self.stub, method)(request, metadata=told, timeout=60)
+            if isinstance(call, grpc.aio.UnaryStreamCall):
+                parts = [part async for part in call]
+                for part in parts:
+                    if method == "StreamAnswer" and part.HasField("whole"):
+                        part.whole.seconds = 0.0
+                return b"".join(part.SerializeToString(deterministic=True) for part in parts)
+            reply = await call
         except grpc.aio.AioRpcError as refused:
             return refused.code(), refused.details()
         if hasattr(reply, "seconds"):
@@ -98,10 +106,18 @@ class Site:
             ("Status", control.StatusRequest()),
             ("Ask", control.AskRequest(question=" ")),
         ]
+        for name, text in {one.id: one.text for one in [DOCUMENTS[0], *SECRET]}.items():
+            [passage] = passage_ids(name, [text])
+            asked += [
+                ("Source", questions.SourceRequest(document_id=name)),
+                ("Passage", questions.PassageRequest(passage_id=passage)),
+                ("PageImage", control.PageImageRequest(id=name, page=1, dpi=72)),
+                ("Original", control.OriginalRequest(id=name)),
+            ]
         for one in ASKED:
             asked += [("Ask", control.AskRequest(question=one, top_k=k)) for k in (0, 1, 50)]
             search = control.SearchRequest(question=one, explain=True, top_k=20)
-            asked.append(("Search", search))
+            asked += [("Search", search), ("StreamAnswer", control.AskRequest(question=one))]
             narrower: tuple[dict[str, Any], ...] = (
                 *({"begins": "secret/"}, {"collection": "secret"}, {"title": "Norn"}),
                 *({"begins": "nothing/"}, {"begins": "open/"}, {"author": "lamp"}),
