@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import ks_2samp  # type: ignore[import-untyped]  # it comes without types
+from scipy.stats import ks_2samp
 
 from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering, views
