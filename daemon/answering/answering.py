@@ -12,10 +12,18 @@ from daemon.answering.abstention import (
     evidence_of,
 )
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
-from daemon.answering.generator import Citation, GeneratedAnswer, Generator, cite
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    Citation,
+    GeneratedAnswer,
+    Generator,
+    cite,
+)
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
+from daemon.process.chat_client import Likelihood
 
 if TYPE_CHECKING:
     from daemon.answering.cross_encoder import CrossEncoder
@@ -44,18 +52,20 @@ class Answered:
     model_digest: bytes
     left_out: str = ""  # as `OpenVersion.search` says
     probability: float = 0.0
-    instead: str = ""  # this and the next two: as `GeneratedAnswer`
+    instead: str = ""  # this and the next four: as `GeneratedAnswer`
     failed: bool = False
     dropped: int = 0
+    prompt: str = ""
+    likelihood: Likelihood | None = None
 
 
 @dataclass(frozen=True)
 class OpenVersion:
     """A model version ready to answer: its retriever, its index, the library and its titles.
 
-    ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
-    usual ones (0). ``sentences``: where these are compared, and not passages alone.
-    ``cross_encoder``: ranks the best anew, where there is one;
+    ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, which ask
+    ``weighed_on``, or the usual ones (0). ``sentences``: where these are compared, and not
+    passages alone. ``cross_encoder``: ranks the best anew, where there is one;
     ``lacking``: why there is none although the settings name one. ``abstention``: what is too
     little for an answer.
     ``embed_question`` and ``embed_sentences``: as the retriever does.
@@ -72,11 +82,12 @@ class OpenVersion:
     sentences: Sentences | None = None
     weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
+    weighed_on: frozenset[str] = frozenset()
     cross_encoder: CrossEncoder | None = None
     lacking: str = ""
     abstention: Abstention = ALWAYS_ANSWERS
 
-    def answer(self, question: str, top_k: int) -> Answered:
+    def answer(self, question: str, top_k: int, how: Asking = AS_SET) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
         found, left_out = self._ranked(question, top_k, EVERY)
@@ -85,7 +96,7 @@ class OpenVersion:
         if self.abstention.abstains(evidence):
             answer = GeneratedAnswer(NOT_ANSWERED, ())
         else:
-            answer = self.generator.generate(question, hits)
+            answer = self.generator.generate(question, hits, how)
         return Answered(
             text=answer.text,
             citations=answer.citations,
@@ -96,6 +107,8 @@ class OpenVersion:
             instead=answer.instead,
             failed=answer.failed,
             dropped=answer.dropped,
+            prompt=answer.prompt,
+            likelihood=answer.likelihood,
         )
 
     def search(

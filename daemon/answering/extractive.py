@@ -17,7 +17,7 @@ import numpy as np
 from crypto.arrays import Float32
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.embedding import Sentence
-from daemon.answering.generator import GeneratedAnswer, cite
+from daemon.answering.generator import AS_SET, Asking, GeneratedAnswer, cite
 from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
@@ -71,7 +71,9 @@ class ExtractiveGenerator:
         self._embed_question = embed_question
         self._embed_sentences = embed_sentences
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+    def generate(
+        self, question: str, passages: Sequence[Ranked], _how: Asking = AS_SET
+    ) -> GeneratedAnswer:
         """One to three sentences in reading order, each with its [n] and citation."""
         candidates = _candidates(passages)
         if not candidates:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemon.answering.options import AnsweringOptions
 from daemon.learning.language_model import LanguageModelError
-from daemon.process.chat_client import ChatClient, ChatError, Sampling
+from daemon.process.chat_client import ChatClient, ChatError, Likelihood, Sampling
 
 _BYTES_A_TOKEN = 3  # tokenizers make some four of English, three of German and of figures
 _ANY = 1 << 24
@@ -34,6 +35,12 @@ class ServedModel:
     def write(self, text: str, sampling: Sampling, within_s: float) -> str:
         """See `daemon.answering.written.AnswerModel`; raises ChatError."""
         return self.client.reply(text, sampling, within_s)
+
+    def measured(
+        self, text: str, sampling: Sampling, within_s: float, _references: Sequence[str]
+    ) -> tuple[str, Likelihood]:
+        """See `daemon.answering.written.AnswerModel`; raises ChatError."""
+        return self.client.measured(text, sampling, within_s)
 
 
 def model(options: AnsweringOptions) -> ServedModel:

@@ -18,12 +18,13 @@ import structlog
 
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.citations import checked
-from daemon.answering.generator import GeneratedAnswer, Generator, cause_of
+from daemon.answering.generator import AS_SET, Asking, GeneratedAnswer, Generator, cause_of
 from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.kinds import kind_of
 from daemon.answering.prompts.prompts import prompt
 from daemon.learning.language_model import LanguageModelError
 from daemon.library.search import Ranked
-from daemon.process.chat_client import Sampling
+from daemon.process.chat_client import Likelihood, Sampling
 
 log = structlog.get_logger()
 
@@ -47,6 +48,11 @@ class AnswerModel(Protocol):
     def write(self, text: str, sampling: Sampling, within_s: float) -> str:
         """What it writes behind a prompt; raises whatever it likes."""
 
+    def measured(
+        self, text: str, sampling: Sampling, within_s: float, references: Sequence[str]
+    ) -> tuple[str, Likelihood]:
+        """As `write`, and how probable that and the likeliest of ``references`` are to it."""
+
 
 class WrittenGenerator:
     """See `daemon.answering.generator.Generator`; ``otherwise`` stands in."""
@@ -63,30 +69,40 @@ class WrittenGenerator:
             self._lacking = cause_of(error)
             log.warning("answers are extracted, not written", cause=self._lacking)
 
-    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+    def generate(
+        self, question: str, passages: Sequence[Ranked], how: Asking = AS_SET
+    ) -> GeneratedAnswer:
         """Statements that the passages support, each with its [n], or the other's answer."""
         if not passages:
             return self._otherwise.generate(question, passages)
         if self._model is None:
             return self._instead(question, passages, self._lacking, failed=True)
+        kind = kind_of(how.prompt or self._options.prompt, question)
         try:
-            text, given = self._written(self._model, question, passages)
+            text, given, likelihood = self._written(self._model, question, passages, kind, how)
         except Exception as error:  # any: what a stranger's model does nobody can list
             cause = cause_of(error)
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
+        by = GeneratedAnswer("", (), prompt=kind, likelihood=likelihood)
         if text.strip().casefold().rstrip(".") == _SAYS_NO:
-            return GeneratedAnswer(NOT_ANSWERED, ())
+            return replace(by, text=NOT_ANSWERED)
         left = checked(text, passages[:given], self._options.unsupported)
         if not left.supported:
             cause = "nothing of what the language model wrote is supported by what it cites"
-            return self._instead(question, passages, cause, dropped=left.dropped)
-        return GeneratedAnswer(left.text, left.citations, dropped=left.dropped)
+            other = self._instead(question, passages, cause, dropped=left.dropped)
+            return replace(other, prompt=kind, likelihood=likelihood)
+        return replace(by, text=left.text, citations=left.citations, dropped=left.dropped)
 
     def _written(
-        self, model: AnswerModel, question: str, passages: Sequence[Ranked]
-    ) -> tuple[str, int]:
-        """What the model wrote, and how many of the passages it was given."""
+        self,
+        model: AnswerModel,
+        question: str,
+        passages: Sequence[Ranked],
+        kind: str,
+        how: Asking,
+    ) -> tuple[str, int, Likelihood | None]:
+        """What the model wrote, how many passages it was given, and how probable it is to it."""
         options = self._options
         until = time.monotonic() + options.answer_within_s
         room = model.room(options.new_tokens)
@@ -96,7 +112,7 @@ class WrittenGenerator:
                 "retrieval.new_tokens"
             )
         asked, given = prompt(
-            options.prompt,
+            kind,
             question,
             [one.passage for one in passages],
             min(options.prompt_tokens, room),
@@ -104,9 +120,18 @@ class WrittenGenerator:
             model.special_tokens,
         )
         sampling = Sampling(
-            options.new_tokens, options.sampling_temperature, options.top_p, seed=_seed_of(question)
+            options.new_tokens,
+            options.sampling_temperature,
+            options.top_p,
+            options.sampling_top_k,
+            options.repetition_penalty,
+            seed=_seed_of(question),
         )
-        return model.write(asked, sampling, max(0.001, until - time.monotonic())), given
+        left = max(0.001, until - time.monotonic())
+        if not how.measured:
+            return model.write(asked, sampling, left), given, None
+        text, likelihood = model.measured(asked, sampling, left, how.references)
+        return text, given, likelihood
 
     def _instead(
         self,

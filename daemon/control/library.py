@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import structlog
 
+from daemon.answering.answering import Answered
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.library_messages import (
     citation_message,
@@ -319,6 +320,7 @@ class LibraryCalls(Calls):
             # Owed, if need be: people get their answers from a site whose disk is full, too.
             await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
         seconds = _took(started)
+        metrics.count(_outcome(answered))
         return control.AskReply(
             answer=answered.text,
             citations=[citation_message(citation) for citation in answered.citations],
@@ -366,6 +368,13 @@ def _took(started: float) -> float:
     metrics.count("hanse_questions")
     metrics.count("hanse_question_seconds", seconds)
     return seconds
+
+
+def _outcome(answered: Answered) -> str:
+    """The metric that counts answers like this one; an extract in another's place is its own."""
+    if not answered.citations:
+        return "hanse_answers_abstained"
+    return "hanse_answers_instead" if answered.instead else "hanse_answers_given"
 
 
 class _Lost:

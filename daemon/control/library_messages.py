@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from os.path import normpath
 from typing import Final, cast
 
+from daemon.answering.abstention import Abstention
 from daemon.answering.generator import Citation
 from daemon.jobs.answering import Searched
 from daemon.library.catalogue.filters import Filters
@@ -228,6 +230,11 @@ def _utf8(text: str) -> str:
 def citation_message(citation: Citation) -> control.Citation:
     """A citation of an answer, or a passage that it could be made of."""
     return control.Citation(**asdict(citation))
+
+
+def told_threshold(abstention: Abstention) -> float:
+    """The evidence below which no question is answered; NaN where every one is."""
+    return abstention.threshold if math.isfinite(abstention.threshold) else math.nan
 
 
 def found_messages(searched: Searched, explain: bool) -> list[control.FoundPassage]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 
 from daemon.control.context import Calls, Context, refuse
+from daemon.control.library_messages import told_threshold
 from daemon.library.readers.documents import INSTALL_OCR
 from daemon.library.readers.pdf import engines
 from daemon.process import metrics
@@ -51,7 +52,8 @@ class StatusCalls(Calls):
         pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
-        waiting = max(0, counts.passages - driver.collection.indexed)
+        opened = driver.collection.opened
+        waiting = max(0, counts.passages - opened.passages)
         return control.StatusReply(
             site=driver.identity.site_id,
             federation_id=driver.identity.federation_id,
@@ -97,8 +99,10 @@ class StatusCalls(Calls):
                 *await waiting_for_ocr(counts.waiting),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
-            index_recall=driver.collection.index_recall,
-            index_engine=driver.collection.index_engine,
+            index_recall=opened.recall,
+            index_engine=opened.engine,
+            abstention_threshold=told_threshold(opened.abstention),
+            abstention_pairs=opened.abstention.questions,
             documents_waiting=counts.waiting,
             erasure_owed=owed,
             library_change=driver.collection.changes.under_way,

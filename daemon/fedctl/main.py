@@ -21,7 +21,6 @@ from typer.exceptions import TyperException
 from daemon.fedctl.commands import (
     audit,
     documents,
-    evaluate,
     learning,
     library,
     pairs,
@@ -31,6 +30,7 @@ from daemon.fedctl.commands import (
     tokens,
     train,
 )
+from daemon.fedctl.commands.evaluation import evaluate
 from daemon.fedctl.commands.federation import authority, manifest, site
 from daemon.fedctl.demo import run
 from daemon.fedctl.terminal.options import command

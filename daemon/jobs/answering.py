@@ -19,8 +19,10 @@ import numpy as np
 import structlog
 
 from config.kinds import RetrievalLevel
-from crypto.arrays import Float32
+from crypto.arrays import Float32, Float64
 from daemon.answering.abstention import (
+    ALWAYS_ANSWERS,
+    Abstention,
     by_pairs,
     evidence_among,
     evidence_without_answers,
@@ -34,6 +36,7 @@ from daemon.answering.embedding import (
     SentenceEmbedder,
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
+from daemon.answering.generator import AS_SET, Asking
 from daemon.answering.generators import CHECKS, GENERATORS
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
@@ -47,6 +50,7 @@ from daemon.evaluation.rankings import (
     fused,
     held_out,
     judged_rankings,
+    some_of,
     weigh,
 )
 from daemon.learning.options import EncoderError, EvaluationError, EvaluationProgress
@@ -74,6 +78,7 @@ log = structlog.get_logger()
 # Opening a version is to take about a second.
 _WEIGHED_BY = 200  # pairs, at most
 _COUNTING_S = 0.5
+_JUDGED = 1000  # questions that abstention is judged by, at most: intervals are narrow by then
 
 
 class NotOpenError(Exception):
@@ -178,6 +183,15 @@ class OpenIndex:
     engine: str
     accuracy: Accuracy
     lacking: str  # as in `OpenVersion`
+    abstention: Abstention = ALWAYS_ANSWERS
+
+    @property
+    def recall(self) -> float:
+        """As `Accuracy`; 0 where it is empty."""
+        return self.accuracy.recall if self.passages else 0.0
+
+
+NONE_OPEN = OpenIndex(0, "", Accuracy(0, 0.0, 0.0), "")
 
 
 def check(options: AnsweringOptions, device: str) -> None:
@@ -242,12 +256,12 @@ def open_version(
     if previous is not None:
         previous.close()
     _open = _fitted(_open, spec, options.lost_answers)
-    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking)
+    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking, _open.abstention)
 
 
-def ask(question: str, top_k: int) -> Answered:
+def ask(question: str, top_k: int, how: Asking = AS_SET) -> Answered:
     """Answer a question from the open version; raises QuestionRefusedError, NotOpenError."""
-    return _opened().answer(question, top_k)
+    return _opened().answer(question, top_k, how)
 
 
 def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -> Searched:
@@ -360,6 +374,57 @@ def _questions(version: OpenVersion, split: str) -> tuple[str, list[Pair], Quest
     return split, pairs, Questions(found, vanilla, version.weights)
 
 
+@dataclass(frozen=True)
+class Unfitted:
+    """Pairs that neither the threshold nor the rankings' weights were found by.
+
+    ``cause``: why there are none.
+    """
+
+    split: str
+    pairs: list[Pair]
+    cause: str = ""
+
+
+def unfitted(split: str) -> Unfitted:
+    """Those to judge abstention by: of a split, or ("") of test, or else of valid.
+
+    A question that the open version was fitted on is left out wherever it stands, and so are all
+    training pairs: the retriever has learned from them. At most `_JUDGED` are drawn, always the
+    same. Raises NotOpenError.
+    """
+    version = _opened()
+    if split == "train":
+        return Unfitted(split, [], "training pairs are what the retriever learned from")
+    there = 0
+    for name in (split,) if split else ("test", "valid"):
+        pairs = version.library.pairs(name)
+        there += len(pairs)
+        left = [pair for pair in pairs if _as_compared(pair.query) not in version.weighed_on]
+        if left:
+            return Unfitted(name, some_of(left, _JUDGED))
+    which = split or "test or valid"
+    cause = f"all {there:,} pairs of split {which} here are those that the threshold was found by"
+    none = f"there are no pairs of split {which} here whose documents are in the library"
+    return Unfitted(split, [], f"{cause if there else none}: ingest pairs of split test")
+
+
+def evidence(pairs: Sequence[Pair]) -> tuple[Float64, Float64, Abstention]:
+    """Of these questions [n] as they are, and [n] without the documents that answer them.
+
+    And what the open version takes for too little. Raises NotOpenError.
+    """
+    version = _opened()
+    met = _met(version, [pair.query for pair in pairs])
+    without = evidence_without_answers(met, pairs, version.weights, version.library.document_of())
+    return evidence_among(met, version.weights), without, version.abstention
+
+
+def _as_compared(query: str) -> str:
+    """A question as it counts as the same: it may stand in two splits."""
+    return " ".join(query.casefold().split())
+
+
 def forget_removed(library_path: Path, sentences_path: Path) -> None:
     """Drop what is kept of sentences whose passages are gone; no file holds it afterwards.
 
@@ -383,7 +448,8 @@ def _fitted(version: OpenVersion, spec: RetrieverSpec, lost: float) -> OpenVersi
     met = _met(version, [pair.query for pair in pairs]) if pairs else []
     if pairs:
         weights = weigh(version.library, pairs, met)
-        version = replace(version, weights=weights, weighed_by=len(pairs))
+        asked = frozenset(_as_compared(pair.query) for pair in pairs)
+        version = replace(version, weights=weights, weighed_by=len(pairs), weighed_on=asked)
     if not lost:
         return version
     features = _general_features(spec) if version.retriever.uses_features else None

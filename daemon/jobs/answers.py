@@ -5,21 +5,27 @@ Each answer was asked for by the job that people's questions go to (`daemon.jobs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from crypto.arrays import Float64
+from daemon.answering.abstention import Abstention
+from daemon.evaluation.abstention import figures_of_refusals
 from daemon.evaluation.answers import (
-    Figures,
+    PERPLEXITIES,
     Scores,
     by_label,
     score_citations,
+    score_likelihood,
     score_text,
     without_marks,
 )
 from daemon.evaluation.evaluation import Judged
 from daemon.evaluation.intervals import Interval, figures_of
+from daemon.process.chat_client import Likelihood
 
 # A mean of fewer answers says nothing of their kind; a label may be anything.
 _FEWEST_OF_A_LABEL = 5
@@ -37,6 +43,14 @@ class GivenAnswer:
     cited: tuple[tuple[int, str], ...]
     positives: tuple[str, ...]
     references: tuple[str, ...]
+    likelihood: Likelihood | None = None
+
+
+@dataclass(frozen=True)
+class MeanFigure(Interval):
+    """A mean over so many ``questions``."""
+
+    questions: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class LabelFigures:
     label: str
     value: str
     questions: int
-    figures: dict[str, Interval]
+    figures: dict[str, MeanFigure]
 
 
 def score(given: GivenAnswer) -> Scores:
@@ -55,24 +69,52 @@ def score(given: GivenAnswer) -> Scores:
     scores = score_text(said, given.references)
     scores.figures.update(score_citations((name for _, name in given.cited), given.positives))
     scores.figures["answered"] = float(bool(given.cited))
+    score_likelihood(scores, given.likelihood)
     return scores
 
 
 def figures_of_answers(
-    scored: Sequence[Figures], labels: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, Interval], list[LabelFigures]]:
+    scored: Sequence[Scores], labels: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, MeanFigure], list[LabelFigures]]:
     """Means over all answers, and over those of each label, with their intervals.
 
-    ``labels``: by name a value for each answer; "": it has none.
+    ``labels``: by name a value for each answer; "": it has none. A figure that some answer lacks
+    is left out (a library came or went meanwhile), but a perplexity: it is over those that have it.
     """
-    columns = {name: np.array([one[name] for one in scored]) for name in scored[0]}
     groups = by_label(labels, fewest=_FEWEST_OF_A_LABEL, most=_MOST_LABELS)
-    return figures_of(Judged(columns)), [
-        LabelFigures(
-            label,
-            value,
-            len(rows),
-            figures_of(Judged({name: column[rows] for name, column in columns.items()})),
-        )
+    return _means(scored), [
+        LabelFigures(label, value, len(rows), _means([scored[row] for row in rows]))
         for label, value, rows in groups
     ]
+
+
+def _means(scored: Sequence[Scores]) -> dict[str, MeanFigure]:
+    names = [name for name in scored[0].figures if all(name in one.figures for one in scored)]
+    columns = {name: np.array([one.figures[name] for one in scored]) for name in names}
+    means = {
+        name: MeanFigure(figure.mean, figure.low, figure.high, len(scored))
+        for name, figure in figures_of(Judged(columns)).items()
+    }
+    for name in PERPLEXITIES:
+        if nats := [one.nats[name] for one in scored if name in one.nats]:
+            [of_nats] = figures_of(Judged({name: np.array(nats)})).values()
+            mean, low, high = map(math.exp, (of_nats.mean, of_nats.low, of_nats.high))
+            means[name] = MeanFigure(mean, low, high, len(nats))
+    return means
+
+
+def figures_of_abstention(
+    answered: Float64, unanswered: Float64, by: Abstention
+) -> dict[str, Interval]:
+    """Those of `daemon.evaluation.abstention`; and of both, what probability of an answer was said.
+
+    ``p-answered``, ``p-unanswered``: its means, where a probability was fitted.
+    """
+    figures = figures_of_refusals(answered, unanswered, by.threshold)
+    if by.questions:
+        said = {
+            "p-answered": np.array([by.probability(one) for one in answered.tolist()]),
+            "p-unanswered": np.array([by.probability(one) for one in unanswered.tolist()]),
+        }
+        figures.update(figures_of(Judged(said)))
+    return figures

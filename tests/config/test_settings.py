@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
+from config.answering import PRESETS, USUAL_PRESET
 from config.loading import SettingsError, load
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
 from config.settings import SECTIONS, Settings
@@ -484,8 +485,9 @@ def test_the_example_lists_every_option_with_its_default() -> None:
         table = document.pop(section)
         for key, field in model.model_fields.items():
             fixed = field.default is not PydanticUndefined and field.default is not None
-            if key in RECIPES[DEFAULT_RECIPE].settings.get(section, ()):
-                # Written out, it would hold against whatever recipe is chosen.
+            chosen = {**RECIPES[DEFAULT_RECIPE].settings, "retrieval": PRESETS[USUAL_PRESET]}
+            if key in chosen.get(section, ()):
+                # Written out, it would hold against whatever recipe or preset is chosen.
                 shown = re.search(rf"^# {key} = (.+)$", text, re.MULTILINE)
                 assert shown is not None, f"{section}.{key}"
                 assert tomllib.loads(f"x = {shown[1]}")["x"] == field.default, f"{section}.{key}"
@@ -520,6 +522,22 @@ def test_the_example_explains_every_option_and_tells_its_bounds() -> None:
                 assert not isinstance(bound, BaseMetadata), f"{key}: how is {bound!r} told?"
             else:
                 assert re.search(rf"(?<![\w.]){limit}(?![\w])(?!\.\d)", comment), f"{key}: {limit}"
+
+
+def test_a_preset_is_a_paper_s_decoding_and_each_part_can_be_chosen(tmp_path: Path) -> None:
+    """pFedRAG, appendix D.3; FedE4RAG, section VI-C."""
+    parts = ("new_tokens", "sampling_temperature", "top_p", "sampling_top_k", "repetition_penalty")
+
+    def chosen(text: str) -> list[float]:
+        found = load(write(tmp_path, f"[retrieval]\n{text}")).retrieval
+        return [getattr(found, name) for name in parts]
+
+    assert chosen('preset = "pfedrag"') == [128, 0.4, 0.9, 50, 1.2]
+    assert chosen('preset = "fede4rag"') == chosen("") == [512, 0.1, 0.9, 0, 1.0]
+    assert chosen('preset = "pfedrag"\nsampling_temperature = 0.0') == [128, 0.0, 0.9, 50, 1.2]
+    for wrong in ('"gpt"', "7", "[]"):
+        [line] = refusals(tmp_path, f"[retrieval]\npreset = {wrong}")
+        assert "retrieval.preset" in line and '"fede4rag"' in line.replace("'", '"')
 
 
 def test_every_table_is_in_the_tree() -> None:

@@ -89,6 +89,7 @@ class CannedDaemon(ControlServicer):
         self.judged: control.EvaluateReply | None = judged_retrieval()
         self.judging: Iterable[control.EvaluateAnswersProgress] = judging_steps()
         self.judged_answers: control.EvaluateAnswersReply | None = judged_answers()
+        self.judged_before: control.EvaluateAnswersReply | None = None  # and then given up
         self.left = threading.Event()  # who built pairs, or evaluated, is gone
         self.breaks: list[control.AuditBreak] = []
         self.rounds = [committed_round(1), committed_round(2)]
@@ -356,6 +357,11 @@ class CannedDaemon(ControlServicer):
     ) -> Iterator[control.EvaluateAnswersProgress]:
         self._hear(request, context)
         context.add_callback(self.left.set)
+        if request.so_far:
+            if self.judged_before is None:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no question was answered")
+            yield control.EvaluateAnswersProgress(step="done", result=self.judged_before)
+            return
         yield from self.judging
         if self.judged_answers is not None:
             self.judged_answers.split = request.split or "test"

@@ -163,10 +163,10 @@ def test_without_the_check_all_of_it_would_leave(url: str, monkeypatch: pytest.M
     heard: list[str] = []
     written = WrittenGenerator._written
 
-    def believed(self: WrittenGenerator, *asked: object) -> tuple[str, int]:
-        text, given = written(self, *asked)  # type: ignore[arg-type]
+    def believed(self: WrittenGenerator, *asked: object) -> tuple[str, int, None]:
+        text, given, _ = written(self, *asked)  # type: ignore[arg-type]
         heard.append(text)
-        return text, given
+        return text, given, None
 
     monkeypatch.setattr(WrittenGenerator, "_written", believed)
     generator(url).generate(QUESTION, passages(*range(len(ORDERS))))
