@@ -26,6 +26,184 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ListPromptsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptsRequest: _TypeAlias = ListPromptsRequest  # noqa: Y015
+
+@_typing.final
+class ListPromptsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    GENERATOR_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    in_force: _builtins.str
+    """as in retrieval.prompt: one of them, or auto"""
+    generator: _builtins.str
+    """as in retrieval.generator: "extractive" asks no language model"""
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptFile]:
+        """all that there are"""
+
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of auto, in their order: the first that fits decides"""
+
+    def __init__(
+        self,
+        *,
+        prompts: _abc.Iterable[Global___PromptFile] | None = ...,
+        in_force: _builtins.str = ...,
+        generator: _builtins.str = ...,
+        rules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generator", b"generator", "in_force", b"in_force", "prompts", b"prompts", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptsReply: _TypeAlias = ListPromptsReply  # noqa: Y015
+
+@_typing.final
+class PromptFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FOR_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as in retrieval.prompt"""
+    text: _builtins.str
+    """as the file has it"""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that are filled, in their order"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        slots: _abc.Iterable[_builtins.str] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for", b"for", "name", b"name", "slots", b"slots", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptFile: _TypeAlias = PromptFile  # noqa: Y015
+
+@_typing.final
+class TestPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of a prompt, or auto"""
+    question: _builtins.str
+    """1 character .. 16 KiB"""
+    top_k: _builtins.int
+    """passages to retrieve; 0: the configured number"""
+    run: _builtins.bool
+    """have it answered, too"""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids that passages are taken from; none: all"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        question: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        top_k: _builtins.int = ...,
+        run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "name", b"name", "question", b"question", "run", b"run", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPromptRequest: _TypeAlias = TestPromptRequest  # noqa: Y015
+
+@_typing.final
+class TestPromptReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GUESSED_BY_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the prompt that was taken"""
+    guessed_by: _builtins.str
+    """the rule that chose it, where it was auto"""
+    text: _builtins.str
+    """what is sent, without what a model's template puts around it"""
+    passages: _builtins.int
+    """that it holds, of those found"""
+    found: _builtins.int
+    """for the question"""
+    tokens: _builtins.int
+    """by the model, or an estimate that is rather too high"""
+    answer: _builtins.str
+    """checked, with marks"""
+    instead: _builtins.str
+    """as in AskReply"""
+    dropped: _builtins.int
+    """likewise"""
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """of the answer"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        guessed_by: _builtins.str = ...,
+        text: _builtins.str = ...,
+        passages: _builtins.int = ...,
+        found: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        answer: _builtins.str = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+        instead: _builtins.str = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "dropped", b"dropped", "found", b"found", "guessed_by", b"guessed_by", "instead", b"instead", "name", b"name", "passages", b"passages", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPromptReply: _TypeAlias = TestPromptReply  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2504,6 +2682,7 @@ class JudgedAnswer(_message.Message):
     QTYPE_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     question: _builtins.str
+    """as the pair has it"""
     answer: _builtins.str
     """with its marks"""
     abstained: _builtins.bool
@@ -2523,7 +2702,9 @@ class JudgedAnswer(_message.Message):
         """that answer it"""
 
     @_builtins.property
-    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]: ...
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """of the answer"""
+
     def __init__(
         self,
         *,
@@ -2639,7 +2820,9 @@ class FailedQuestions(_message.Message):
     QUESTIONS_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
+    """as the daemon told it"""
     questions: _builtins.int
+    """that failed for it"""
     @_builtins.property
     def first(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the first three of them, each with the first document that answers it"""

@@ -94,6 +94,10 @@ class ControlStub:
     ListTokens: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]
     """From the next call on it is refused."""
+    ListPrompts: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]
+    """What a language model is asked by, and when."""
+    TestPrompt: _grpc.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -155,6 +159,10 @@ class ControlAsyncStub(ControlStub):
     ListTokens: _aio.UnaryUnaryMultiCallable[_control_pb2.ListTokensRequest, _control_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]  # type: ignore[assignment]
     """From the next call on it is refused."""
+    ListPrompts: _aio.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]  # type: ignore[assignment]
+    """What a language model is asked by, and when."""
+    TestPrompt: _aio.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]  # type: ignore[assignment]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -405,5 +413,21 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RevokeTokenReply, _abc.Awaitable[_control_pb2.RevokeTokenReply]]:
         """From the next call on it is refused."""
+
+    @_abc_1.abstractmethod
+    def ListPrompts(
+        self,
+        request: _control_pb2.ListPromptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListPromptsReply, _abc.Awaitable[_control_pb2.ListPromptsReply]]:
+        """What a language model is asked by, and when."""
+
+    @_abc_1.abstractmethod
+    def TestPrompt(
+        self,
+        request: _control_pb2.TestPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TestPromptReply, _abc.Awaitable[_control_pb2.TestPromptReply]]:
+        """What it would be sent for a question; and, if wanted, the checked answer."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -66,6 +66,15 @@ class GeneratedAnswer:
     likelihood: Likelihood | None = None
 
 
+@dataclass(frozen=True)
+class FilledPrompt:
+    """What a language model is sent: of how many passages, and of how many ``tokens``."""
+
+    text: str
+    given: int
+    tokens: int
+
+
 class Generator(Protocol):
     """Writes an answer from passages and from nothing else."""
 
@@ -73,6 +82,9 @@ class Generator(Protocol):
         self, question: str, passages: Sequence[Ranked], how: Asking = AS_SET
     ) -> GeneratedAnswer:
         """Answer from ``passages``, best first; there may be none."""
+
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        """What a language model is sent for it, or would be; raises LearningError, NoRoomError."""
 
 
 def cause_of(error: Exception) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.prompts import estimated_tokens
 from daemon.learning.language_model import LanguageModelError
 from daemon.process.chat_client import ChatClient, ChatError, Likelihood, Sampling
 
-_BYTES_A_TOKEN = 3  # tokenizers make some four of English, three of German and of figures
 _ANY = 1 << 24
 
 
@@ -30,7 +30,7 @@ class ServedModel:
 
     def count(self, text: str) -> int:
         """An estimate that is rather too high."""
-        return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
+        return estimated_tokens(text)
 
     def write(self, text: str, sampling: Sampling, within_s: float) -> str:
         """See `daemon.answering.written.AnswerModel`; raises ChatError."""

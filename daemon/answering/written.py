@@ -18,7 +18,14 @@ import structlog
 
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.citations import checked
-from daemon.answering.generator import AS_SET, Asking, GeneratedAnswer, Generator, cause_of
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    FilledPrompt,
+    GeneratedAnswer,
+    Generator,
+    cause_of,
+)
 from daemon.answering.options import AnsweringOptions
 from daemon.answering.prompts.kinds import kind_of
 from daemon.answering.prompts.prompts import prompt
@@ -105,20 +112,7 @@ class WrittenGenerator:
         """What the model wrote, how many passages it was given, and how probable it is to it."""
         options = self._options
         until = time.monotonic() + options.answer_within_s
-        room = model.room(options.new_tokens)
-        if room < 1:
-            raise LanguageModelError(
-                f"the model reads and writes fewer than {options.new_tokens} tokens: lower "
-                "retrieval.new_tokens"
-            )
-        asked, given = prompt(
-            kind,
-            question,
-            [one.passage for one in passages],
-            min(options.prompt_tokens, room),
-            model.count,
-            model.special_tokens,
-        )
+        filled = self._filled(model, kind, question, passages)
         sampling = Sampling(
             options.new_tokens,
             options.sampling_temperature,
@@ -129,9 +123,35 @@ class WrittenGenerator:
         )
         left = max(0.001, until - time.monotonic())
         if not how.measured:
-            return model.write(asked, sampling, left), given, None
-        text, likelihood = model.measured(asked, sampling, left, how.references)
-        return text, given, likelihood
+            return model.write(filled.text, sampling, left), filled.given, None
+        text, likelihood = model.measured(filled.text, sampling, left, how.references)
+        return text, filled.given, likelihood
+
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        """What the model is sent; raises LanguageModelError, NoRoomError."""
+        if self._model is None:
+            raise LanguageModelError(self._lacking)
+        return self._filled(self._model, kind, question, passages)
+
+    def _filled(
+        self, model: AnswerModel, kind: str, question: str, passages: Sequence[Ranked]
+    ) -> FilledPrompt:
+        options = self._options
+        room = model.room(options.new_tokens)
+        if room < 1:
+            raise LanguageModelError(
+                f"the model reads and writes fewer than {options.new_tokens} tokens: lower "
+                "retrieval.new_tokens"
+            )
+        text, given = prompt(
+            kind,
+            question,
+            [one.passage for one in passages],
+            min(options.prompt_tokens, room),
+            model.count,
+            model.special_tokens,
+        )
+        return FilledPrompt(text, given, model.count(text))
 
     def _instead(
         self,

@@ -58,4 +58,5 @@ def _auroc_interval(answered: Float64, unanswered: Float64) -> Interval:
         cells = np.arange(len(rows))[:, np.newaxis] * count + rows
         times = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(len(rows), count)
         means.append(((times @ above) * times).sum(axis=1) / count**2)
-    return interval_of(above.mean(axis=1), np.concatenate(means), LEVEL)
+    around = interval_of(above.mean(axis=1), np.concatenate(means), LEVEL)
+    return Interval(auroc(answered, unanswered), around.low, around.high)

@@ -524,22 +524,6 @@ def test_the_example_explains_every_option_and_tells_its_bounds() -> None:
                 assert re.search(rf"(?<![\w.]){limit}(?![\w])(?!\.\d)", comment), f"{key}: {limit}"
 
 
-def test_a_preset_is_a_paper_s_decoding_and_each_part_can_be_chosen(tmp_path: Path) -> None:
-    """pFedRAG, appendix D.3; FedE4RAG, section VI-C."""
-    parts = ("new_tokens", "sampling_temperature", "top_p", "sampling_top_k", "repetition_penalty")
-
-    def chosen(text: str) -> list[float]:
-        found = load(write(tmp_path, f"[retrieval]\n{text}")).retrieval
-        return [getattr(found, name) for name in parts]
-
-    assert chosen('preset = "pfedrag"') == [128, 0.4, 0.9, 50, 1.2]
-    assert chosen('preset = "fede4rag"') == chosen("") == [512, 0.1, 0.9, 0, 1.0]
-    assert chosen('preset = "pfedrag"\nsampling_temperature = 0.0') == [128, 0.0, 0.9, 50, 1.2]
-    for wrong in ('"gpt"', "7", "[]"):
-        [line] = refusals(tmp_path, f"[retrieval]\npreset = {wrong}")
-        assert "retrieval.preset" in line and '"fede4rag"' in line.replace("'", '"')
-
-
 def test_every_table_is_in_the_tree() -> None:
     assert list(SECTIONS) == list(Settings.model_fields)
 

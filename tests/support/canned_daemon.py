@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from daemon.control.library_messages import prompts_message
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
 from proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -366,6 +367,23 @@ class CannedDaemon(ControlServicer):
         if self.judged_answers is not None:
             self.judged_answers.split = request.split or "test"
             yield control.EvaluateAnswersProgress(step="done", result=self.judged_answers)
+
+    def ListPrompts(self, request: Any, context: Any) -> control.ListPromptsReply:
+        self._hear(request, context)
+        return prompts_message("auto", "extractive")
+
+    def TestPrompt(self, request: Any, context: Any) -> control.TestPromptReply:
+        self._hear(request, context)
+        return control.TestPromptReply(
+            name="novel",
+            guessed_by="begins with a word: 'Who'",
+            text="<passage 1> [b]Locks\nQuestion: Who?",
+            passages=1,
+            found=2,
+            tokens=30,
+            answer="Mags does. [1]" if request.run else "",
+            dropped=int(request.run),
+        )
 
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from daemon.fedctl.commands.evaluation.answers import evaluate_abstention, evaluate_answers
+from daemon.fedctl.commands.evaluation.rating import rate
 from daemon.fedctl.commands.evaluation.steps import LEARNED, asking, broken_off, wanted_of
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.terminal.options import command
@@ -54,49 +55,81 @@ Metric = Annotated[
 ]
 
 
+_Split = Annotated[
+    Literal["test", "valid", "train"] | None,
+    typer.Option(help="Which pairs to ask. Default: test if there are any, else valid."),
+]
+_History = Annotated[
+    bool,
+    typer.Option(
+        "--history",
+        help="How each committed version did on the validation pairs; and with what is this "
+        "site's own, where it answers with that.",
+    ),
+]
+_Answers = Annotated[
+    bool,
+    typer.Option(
+        "--answers",
+        help="Judge answers instead: those to pairs that say a right one, each asked as "
+        "`fedctl ask` asks it. Ctrl-C shows the figures of those that were.",
+    ),
+]
+_Abstention = Annotated[
+    bool,
+    typer.Option(
+        "--abstention",
+        help="Judge instead which questions are refused as not answered here; for that no "
+        "pair needs to say a right answer.",
+    ),
+]
+_Save = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --answers: keep each question with its answer in a file, for you alone.",
+    ),
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="With --save: in the place of a file that is there.")
+]
+_Rate = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rate",
+        metavar="FILE",
+        help="Rate answers that --save kept instead, of two such files or more, blind, at "
+        "the terminal; no daemon is asked.",
+    ),
+]
+_Ratings = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --rate: where scores are kept, of all raters."),
+]
+_Rater = Annotated[
+    str, typer.Option(metavar="NAME", help="With --rate: who rates. Default: your user.")
+]
+_Results = Annotated[
+    bool,
+    typer.Option("--results", help="With --rate: show what came of it, and how raters agree."),
+]
+
+
 @topic.command("eval")
 @command
 def evaluate(
     session: Session,
-    split: Annotated[
-        Literal["test", "valid", "train"] | None,
-        typer.Option(help="Which pairs to ask. Default: test if there are any, else valid."),
-    ] = None,
+    split: _Split = None,
     metric: Metric = None,
-    history: Annotated[
-        bool,
-        typer.Option(
-            "--history",
-            help="How each committed version did on the validation pairs; and with what is this "
-            "site's own, where it answers with that.",
-        ),
-    ] = False,
-    answers: Annotated[
-        bool,
-        typer.Option(
-            "--answers",
-            help="Judge answers instead: those to pairs that say a right one, each asked as "
-            "`fedctl ask` asks it. Ctrl-C shows the figures of those that were.",
-        ),
-    ] = False,
-    abstention: Annotated[
-        bool,
-        typer.Option(
-            "--abstention",
-            help="Judge instead which questions are refused as not answered here; for that no "
-            "pair needs to say a right answer.",
-        ),
-    ] = False,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --answers: keep each question with its answer in a file, for you alone.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --save: in the place of a file that is there.")
-    ] = False,
+    history: _History = False,
+    answers: _Answers = False,
+    abstention: _Abstention = False,
+    save: _Save = None,
+    force: _Force = False,
+    rate_files: _Rate = None,
+    ratings: _Ratings = None,
+    rater: _Rater = "",
+    results: _Results = False,
 ) -> Exit | None:
     """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
 
@@ -104,7 +137,15 @@ def evaluate(
     adapt = "lora" or "full" the first time embeds every passage by the untrained encoder:
     Ctrl-C ends it, and the next time goes on from there.
     """
-    _not_together(history=history, answers=answers, abstention=abstention, save=save)
+    chosen = {
+        "--history": history,
+        "--answers": answers,
+        "--abstention": abstention,
+        "--rate": bool(rate_files),
+    }
+    _not_together([name for name, said in chosen.items() if said], save)
+    if rate_files:
+        return rate(session, rate_files, ratings, rater, results=results)
     if answers:
         return evaluate_answers(session, split or "", metric, save, force=force)
     if abstention:
@@ -129,20 +170,11 @@ def evaluate(
     return None
 
 
-def _not_together(*, history: bool, answers: bool, abstention: bool, save: Path | None) -> None:
-    chosen = [
-        name
-        for name, said in (
-            ("--history", history),
-            ("--answers", answers),
-            ("--abstention", abstention),
-        )
-        if said
-    ]
+def _not_together(chosen: Sequence[str], save: Path | None) -> None:
     if len(chosen) > 1:
         cause = f"{' and '.join(chosen)} are two different questions"
         raise CommandError(cause, "Give one of them", exit_code=Exit.USAGE)
-    if save is not None and not answers:
+    if save is not None and "--answers" not in chosen:
         cause = "there are no answers to save"
         raise CommandError(cause, "Give --answers, too", exit_code=Exit.USAGE)
 

@@ -54,6 +54,7 @@ def test_a_script_gets_every_figure_on_answers_or_those_it_names(said: Said) -> 
     assert [one["metric"] for one in plain["figures"]] == names
     assert plain["figures"][3] == {
         "metric": "wer", "mean": 1.5, "low": 1.25, "high": 2.0, "lower_is_better": True,
+        "questions": 0,
     }  # fmt: skip
     assert plain["missing"] == [{"metric": "meteor", "cause": "WordNet is not there"}]
     plain = json.loads(said("eval", "--answers", "--metric", "rouge-1-f", "--json")[1])
