@@ -213,7 +213,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class Silent:
     """Stands in with nothing, so that a test sees who answered."""
 
-    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+    def filled(self, _kind: str, _question: str, _passages: Sequence[Ranked]) -> FilledPrompt:
         return FilledPrompt("", 0, 0)
 
     def generate(
