@@ -65,6 +65,6 @@ class LocalServer:
     def _client(self) -> ChatClient:
         """Raises PairError for an address that is not of this machine."""
         try:
-            return ChatClient(self.url, self.model)
+            return ChatClient(self.url, self.model, to_its_end=True)
         except ChatError as error:
             raise PairError(str(error)) from error

@@ -15,7 +15,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,10 +48,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ChatClient:
-    """One model of a server (llama.cpp, vLLM, Ollama); ``url``: http://127.0.0.1:8080/v1."""
+    """One model of a server (llama.cpp, vLLM, Ollama); ``url``: http://127.0.0.1:8080/v1.
+
+    ``to_its_end``: what it says is kept, so it is read also where nobody waits for it any more.
+    """
 
     url: str
     model: str
+    to_its_end: bool = False
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -101,7 +105,7 @@ class ChatClient:
             connected = connection.sock  # which it lets go of when a reply is the last
             with (
                 _deadline(connected, within_s, late),
-                when_given_up(lambda: _cut(connected)),
+                nullcontext() if self.to_its_end else when_given_up(lambda: _cut(connected)),
             ):
                 connection.request(
                     "POST",
@@ -111,7 +115,7 @@ class ChatClient:
                 )
                 said = self._said(connection.getresponse(), told)
         except (OSError, http.client.HTTPException, ChatError) as error:
-            if given_up():
+            if given_up() and not self.to_its_end:
                 raise GivenUp("nobody waits for the language model's reply") from error
             if late.is_set() or isinstance(error, TimeoutError):
                 raise self._late(within_s) from error
