@@ -10,7 +10,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 # isort: split
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -135,11 +135,17 @@ class Calls(rpc.ControlServicer):
         self, context: Context, action: Action, **asked: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Recorded before it begins, or refused; and how it ended, with what is put in the dict."""
+        begun = asyncio.ensure_future(self._audit.record(self._actor, action, "begun", **asked))
+        outcome, found = "refused or failed", dict[str, Any]()
         try:
-            await self._audit.record(self._actor, action, "begun", **asked)
+            await asyncio.shield(begun)
         except AuditError as error:
             await refuse(context, str(error))
-        outcome, found = "refused or failed", dict[str, Any]()
+        except asyncio.CancelledError:  # what has begun in the log ends there, too
+            with suppress(AuditError):
+                await begun
+                await self._audit.record_or_owe(self._actor, action, outcome)
+            raise
         try:
             yield found
             outcome = "done"
