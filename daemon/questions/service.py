@@ -94,9 +94,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> AsyncIterator[control.FilePart]:
         """A page of the file that a document was read from."""
         token = await self._credentials.of(context, "search", "page-image")
-        answering = _AnsweringTo(self._around, token)
-        await answering.check_sees(request.id, context)
-        async for part in answering.PageImage(request, context):
+        async for part in _AnsweringTo(self._around, token).PageImage(request, context):
             yield part
 
     async def Original(
@@ -104,9 +102,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> AsyncIterator[control.FilePart]:
         """That file."""
         token = await self._credentials.of(context, "originals", "original")
-        answering = _AnsweringTo(self._around, token)
-        await answering.check_sees(request.id, context)
-        async for part in answering.Original(request, context):
+        async for part in _AnsweringTo(self._around, token).Original(request, context):
             yield part
 
     async def Embed(
@@ -176,21 +172,11 @@ class _AnsweringTo(ControlService):
             metrics.count("hanse_token_refusals")
             await end(context, refusal)
 
-    async def ShowDocument(
-        self, request: control.ShowDocumentRequest, context: Context
-    ) -> control.ShowDocumentReply:
-        """Of a document of theirs; copies of its passages may be others'."""
-        some = await self._is_theirs(request.id, "show-documents", context)
-        reply = await super().ShowDocument(request, context)
-        for passage in reply.passages if some else ():
-            passage.ClearField("copies")
-        return reply
-
     async def Original(
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """Of a document of theirs."""
-        await self._is_theirs(request.id, "original", context)
+        await self._check_sees(request.id, "original", context)
         async for part in super().Original(request, context):
             yield part
 
@@ -198,28 +184,23 @@ class _AnsweringTo(ControlService):
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """Of a document of theirs."""
-        await self._is_theirs(request.id, "page-image", context)
+        await self._check_sees(request.id, "page-image", context)
         async for part in super().PageImage(request, context):
             yield part
 
-    async def _is_theirs(self, document_id: str, action: Action, context: Context) -> bool:
-        """Whether they may ask of some collections alone, and so of this document.
+    async def _check_sees(self, document_id: str, action: Action, context: Context) -> None:
+        """The call ends where there is no such document for this token, whatever there is else.
 
-        Else the call ends here, in the same words whether there is such a document or not, and
-        without a look at others whose names are like it.
+        In the same words for each: who asks learns of no document that they may not see, neither
+        by a cause nor by what they may have meant.
         """
-        collections = await self._answered(context, self._now())
-        if collections is None:
-            return False
-        theirs = _is_among(document_id, collections)
-        if theirs:
-            work = self._driver.collection.known([document_id])
-            theirs = bool(await self._answered(context, work))
-        if not theirs:
+        here = _is_among(document_id, await self._answered(context, self._now()))
+        if here:
+            known = self._driver.collection.known([document_id])
+            here = bool(await self._answered(context, known))
+        if not here:
             async with self._audited(context, action):
-                cause = f"no document {document_id!r} here"
-                await refuse(context, cause, "Ask for one that an answer cites", senseless=True)
-        return True
+                await _refuse_unknown(document_id, context)
 
     async def _now(self) -> tuple[str, ...] | None:
         return self._rights()
@@ -280,24 +261,11 @@ class _AnsweringTo(ControlService):
             after=after,
         )
 
-    async def check_sees(self, document_id: str, context: Context) -> None:
-        """The call ends where there is no such document for this token, whatever there is else.
-
-        In the same words for each: who asks learns of no document that they may not see, neither
-        by a cause nor by what they may have meant.
-        """
-        here = _is_among(document_id, await self._answered(context, self._now()))
-        if here:
-            known = self._driver.collection.known([document_id])
-            here = bool(await self._answered(context, known))
-        if not here:
-            await _refuse_unknown(document_id, context)
-
     async def source(
         self, request: questions.SourceRequest, context: Context
     ) -> questions.SourceReply:
         """A document at one of its passages."""
-        await self.check_sees(request.document_id, context)
+        await self._check_sees(request.document_id, "show-documents", context)
         async with self._audited(context, "show-documents") as recorded:
             reading = self._driver.collection.read(partial(read_source, request))
             found = await self._answered(context, reading)

@@ -34,7 +34,7 @@ from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document
 from daemon.process.workers import Worker, import_once
 from daemon.questions import service
-from daemon.questions.credentials import Bearer, Credentials
+from daemon.questions.credentials import Credentials
 from daemon.questions.service import QUESTIONS, QuestionsService
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.state.audit import AuditLog
@@ -270,55 +270,35 @@ async def test_an_answer_is_nobodys_where_rights_went_meanwhile(site: Site) -> N
 # ---- documents by their ids -------------------------------------------------------
 
 
-class Refused(Exception):
-    pass
-
-
-class Calling:
-    """A call that ends as grpc would end it."""
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise Refused(code, details)
-
-
-async def shown(site: Site, name: str, document_id: str) -> Any:
-    token = next(one for one in site.tokens.all if one.name == name)
-    answering = service._AnsweringTo(site.around, Bearer(site.tokens, token, "ask"))
-    request = control.ShowDocumentRequest(id=document_id)
-    return await answering.ShowDocument(request, Calling())  # type: ignore[arg-type]  # of a call
-
-
 async def test_what_is_not_there_and_what_is_not_allowed_are_the_same(site: Site) -> None:
     await site.put(SECRET)
-    await clerk_of(site, "open")
+    secret, _ = await site.tokens.create("clerk", ["search", "originals"], 1, ["open"])
     said = set()
-    for document_id in ("secret/merger", "secret/merge", "secret", "open/merger", "open/lam", "x"):
-        with pytest.raises(Refused) as refused:
-            await shown(site, "clerk", document_id)
-        code, details = refused.value.args
-        said.add((code, details.replace(repr(document_id), "ID")))
-    assert said == {
-        (grpc.StatusCode.INVALID_ARGUMENT, "no document ID here\nAsk for one that an answer cites")
-    }
-    for method, request in (
-        ("Original", control.OriginalRequest(id="secret/merger")),
-        ("PageImage", control.PageImageRequest(id="secret/merger", page=1)),
-    ):
-        token = site.tokens.all[0]
-        answering = service._AnsweringTo(site.around, Bearer(site.tokens, token, "ask"))
-        with pytest.raises(Refused, match="no document 'secret/merger' here"):
-            await anext(getattr(answering, method)(request, Calling()))
+    for name in ("secret/merger", "secret/merge", "secret", "open/merger", "open/lam", "x"):
+        for method, request in (
+            ("Source", questions.SourceRequest(document_id=name)),
+            ("PageImage", control.PageImageRequest(id=name, page=1, dpi=72)),
+            ("Original", control.OriginalRequest(id=name)),
+        ):
+            code, details = await site.called(method, request, secret)
+            said.add((code, details.replace(repr(name), "ID")))
+    assert said == {(grpc.StatusCode.NOT_FOUND, "no document ID here")}
+    actions = {one[1:3] for one in site.audited() if one[0] == "token:clerk"}
+    assert {(one, "refused or failed") for one in ("show-documents", "page-image", "original")} <= (
+        actions
+    ), "who tried stands in the log"
 
 
 async def test_a_document_of_theirs_is_shown_without_copies_elsewhere(site: Site) -> None:
     await site.put(SECRET)
     await site.collection.read(lambda library: library.near.leaders([1]))
-    await clerk_of(site, "open")
-    await site.tokens.create("boss", ["ask"], 1)
-    reply = await shown(site, "clerk", "open/lamp")
+    clerk = await clerk_of(site, "open")
+    request = questions.SourceRequest(document_id="open/lamp")
+    reply = questions.SourceReply.FromString(await site.called("Source", request, clerk))
     assert [one.text for one in reply.passages] == ["Somebody keeps the lamp dry."]
-    assert not reply.passages[0].HasField("copies")
-    assert (await shown(site, "boss", "secret/merger")).document.id == "secret/merger"
+    boss, _ = await site.tokens.create("boss", ["search"], 1)
+    secret = questions.SourceRequest(document_id="secret/merger")
+    assert b"The lamp of Norn" in await site.called("Source", secret, boss)
 
 
 def test_what_answers_tokens_is_what_knows_of_their_rights() -> None:
