@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from crypto.arrays import Bools, Float32, Int64
-from daemon.library.dense.engines import compare_with_all
+from daemon.library.dense.engines import among, compare_with_all
 from daemon.library.dense.index import DenseIndex
 
 
@@ -42,11 +42,7 @@ class AllowedVectors:
 
     def holds(self, labels: Int64) -> Bools:
         """[n] which of these labels are in the index."""
-        if not self.count:
-            return np.zeros(len(labels), dtype=bool)
-        places = np.searchsorted(self._labels, labels)
-        present: Bools = self._labels.take(places, mode="clip") == labels
-        return present
+        return among(labels, self._labels)
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from crypto.arrays import Float32, Int64
+from crypto.arrays import Bools, Float32, Int64
 from daemon.library.dense.graph import Hnsw
 from daemon.library.dense.milvus import Milvus
 from daemon.library.dense.options import IndexOptions
@@ -163,6 +163,15 @@ def compare_with_all(
         found[0][some] = labels[np.take_along_axis(nearest, order, 1)]
         found[1][some] = np.take_along_axis(near, order, 1)
     return found
+
+
+def among(labels: Int64, ascending: Int64) -> Bools:
+    """[n] which labels are among others, which ascend."""
+    if not len(ascending):
+        return np.zeros(len(labels), dtype=bool)
+    places = np.searchsorted(ascending, labels)
+    present: Bools = ascending.take(places, mode="clip") == labels
+    return present
 
 
 def unit(vectors: Float32) -> Float32:

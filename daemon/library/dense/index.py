@@ -30,6 +30,7 @@ from crypto.arrays import Bools, Float32, Int64, UInt8
 from daemon.library.dense.engines import (
     Accuracy,
     Neighbours,
+    among,
     compare_with_all,
     engine_of,
     measured,
@@ -178,11 +179,7 @@ class UpdatableIndex:
 
     def holds(self, labels: Int64) -> Bools:
         """[n] which of these labels are in the index."""
-        if not self.count:
-            return np.zeros(len(labels), dtype=bool)
-        places = np.searchsorted(self._labels, labels)
-        present: Bools = self._labels.take(places, mode="clip") == labels
-        return present
+        return among(labels, self._labels)
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""
