@@ -169,7 +169,7 @@ class Gateway:
         except Refusal as refusal:
             return rpc_answer_to(refusal)
         asker = api.Asker(self._fedd, token, scopes, partial(self._in_turn, token))
-        answer: Response = await api.answered(request, body, asker)
+        answer: Response = await while_there(request.receive, api.answered(request, body, asker))
         return answer
 
     @contextmanager

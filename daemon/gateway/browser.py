@@ -21,6 +21,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from daemon.gateway.conversation import cited_at
+from daemon.gateway.event_stream import while_there
 from daemon.gateway.fedd import Fedd, Sent
 from daemon.gateway.pages import session, views
 from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_form
@@ -162,7 +163,8 @@ class Pages:
         person, question = await self._person(request), told.get("question", "")
         try:
             with self._turn(person.credential):
-                reply = await self._fedd.ask(question, person.credential)
+                work = self._fedd.ask(question, person.credential)
+                reply = await while_there(request.receive, work)
         except Refusal as refusal:
             if refusal.status_code in (401, 403):
                 raise
@@ -182,7 +184,8 @@ class Pages:
         person = await self._person(request)
         try:
             with self._turn(person.credential):
-                reply = await self._fedd.search(asked.request(), person.credential)
+                work = self._fedd.search(asked.request(), person.credential)
+                reply = await while_there(request.receive, work)
         except Refusal as refusal:
             if refusal.status_code in (401, 403):
                 raise

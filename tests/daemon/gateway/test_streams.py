@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import Any
+from urllib.parse import urlencode
 
 import openai
 import psutil
@@ -49,7 +50,9 @@ async def site(
 ) -> AsyncIterator[tuple[Gate, ModelServer]]:
     async with AsyncExitStack() as stack:
         server = stack.enter_context(writing(as_told))
-        written = {"generator": "openai", "language_model": f"{server.url}#m", "level": "passage"}
+        # Longer than a test waits for a hang-up: that shall not be the deadline's.
+        written = {"generator": "openai", "answer_within_s": 100.0, "level": "passage"}
+        written["language_model"] = f"{server.url}#m"
         live = await stack.enter_async_context(
             LiveFederation.start(
                 tmp_path_factory.mktemp("streams"),
@@ -74,12 +77,37 @@ def model(site: tuple[Gate, ModelServer]) -> Iterator[ModelServer]:
 
 async def raw_stream(gate: Gate, token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A question whose answer is to be streamed, sent over a connection of its own."""
-    body = json.dumps({"model": "hanse", "messages": asking(WINCH), "stream": True}).encode()
+    body = json.dumps({"model": "hanse", "messages": asking(WINCH), "stream": True})
+    return await sent(gate, "/v1/chat/completions", body, f"Authorization: Bearer {token}")
+
+
+async def sent(
+    gate: Gate, path: str, body: str, *headers: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request, over a connection of its own."""
     reader, writer = await asyncio.open_connection(gate.host, gate.port)
-    head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
-    head.append(f"Authorization: Bearer {token}")
-    writer.write("\r\n".join([*head, "", ""]).encode() + body)
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers]
+    writer.write("\r\n".join([*head, "", body]).encode())
     return reader, writer
+
+
+async def asked_without_a_stream(gate: Gate, token: str, way: str) -> asyncio.StreamWriter:
+    """A question as a program, an agent or a browser asks it."""
+    bearer, form = f"Authorization: Bearer {token}", "application/x-www-form-urlencoded"
+    if way == "chat":
+        body = json.dumps({"model": "hanse", "messages": asking(WINCH)})
+        _, writer = await sent(gate, "/v1/chat/completions", body, bearer)
+    elif way == "agent":
+        called = {"name": "ask", "arguments": {"question": WINCH}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": called})
+        takes = "Accept: application/json, text/event-stream"
+        kind = ["Content-Type: application/json", "MCP-Protocol-Version: 2025-11-25"]
+        _, writer = await sent(gate, "/mcp", body, bearer, takes, *kind)
+    else:
+        cookie = [f"Cookie: hanse={token}", "Sec-Fetch-Site: same-origin"]
+        body = urlencode({"question": WINCH})
+        _, writer = await sent(gate, "/ask", body, *cookie, f"Content-Type: {form}")
+    return writer
 
 
 async def test_each_statement_comes_when_it_was_checked(
@@ -164,19 +192,19 @@ async def waiting(gate: Gate, questions: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("way", ["chat", "agent", "browser"])
 async def test_who_hangs_up_without_a_stream_frees_it_too(
-    site: tuple[Gate, ModelServer], model: ModelServer
+    site: tuple[Gate, ModelServer], model: ModelServer, way: str
 ) -> None:
     gate, _ = site
     model.hold()
-    asked = client(gate, await gate.token("ask"))
-    call = asyncio.create_task(asked.chat.completions.create(model="hanse", messages=asking(WINCH)))
+    token = await gate.token("ask")
+    going = await asked_without_a_stream(gate, token, way)
     await asyncio.to_thread(model.begun.acquire)
-    call.cancel()
-    with suppress(asyncio.CancelledError):
-        await call
-    await asyncio.to_thread(model.hung_up.acquire)
+    going.close()
+    assert await asyncio.to_thread(model.hung_up.acquire, timeout=60)
     model.let()
+    asked = client(gate, token)
     reply = await asked.chat.completions.create(model="hanse", messages=asking(WINCH))
     assert FIRST in (reply.choices[0].message.content or "")
 
