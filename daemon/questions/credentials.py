@@ -135,11 +135,11 @@ class _Refusals:
             self._more[kind] += 1
             return
         self._more[kind] = 0
-        await self._write(kind, 1)
-        # The loop keeps no task by itself.
+        # First, or nobody would ever tell of more where whoever asks hangs up on the write.
         task = asyncio.create_task(logged(self._tell_more(kind)), name="refusals")
-        self._waiting.add(task)
+        self._waiting.add(task)  # the loop keeps no task by itself
         task.add_done_callback(self._waiting.discard)
+        await self._write(kind, 1)
 
     async def _tell_more(self, kind: tuple[str, Action | None, str]) -> None:
         """A line whenever the time is up, until there was none of that kind."""

@@ -353,3 +353,20 @@ async def test_how_many_there_were_is_told_when_the_time_is_up(site: Site) -> No
     await credentials._turn_down(token, "ask", "scope")
     assert lines()[2:] == [{"cause": "scope"}]
     audit.close()
+
+
+async def test_who_hangs_up_on_a_refusal_silences_no_other(site: Site) -> None:
+    audit = AuditLog(site.folder / "other")
+    credentials = Credentials(site.tokens, audit, every_s=0.3)
+    _, token = await site.tokens.create("x", ["ask"], 1)
+    refusing = asyncio.create_task(credentials._turn_down(token, "ask", "scope"))
+    await asyncio.sleep(0)  # the first line is being written
+    refusing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await refusing
+    await credentials._turn_down(token, "ask", "scope")
+    written = site.folder / "other" / "audit-000001.jsonl"
+    async with asyncio.timeout(30):
+        while not written.exists() or len(written.read_text().splitlines()) < 2:
+            await asyncio.sleep(0.01)
+    audit.close()
