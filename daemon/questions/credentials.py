@@ -135,15 +135,19 @@ class _Refusals:
             self._more[kind] += 1
             return
         self._more[kind] = 0
-        # First, or nobody would ever tell of more where whoever asks hangs up on the write.
-        task = asyncio.create_task(logged(self._tell_more(kind)), name="refusals")
-        self._waiting.add(task)  # the loop keeps no task by itself
-        task.add_done_callback(self._waiting.discard)
-        await self._write(kind, 1)
+        # Tasks: whoever asks may hang up, and the line is written and of more is told all the same.
+        first = asyncio.create_task(self._write(kind, 1))
+        telling = asyncio.create_task(logged(self._tell_more(kind, first)), name="refusals")
+        self._waiting.add(telling)  # the loop keeps no task by itself
+        telling.add_done_callback(self._waiting.discard)
+        await asyncio.shield(first)
 
-    async def _tell_more(self, kind: tuple[str, Action | None, str]) -> None:
-        """A line whenever the time is up, until there was none of that kind."""
+    async def _tell_more(
+        self, kind: tuple[str, Action | None, str], first: asyncio.Task[None]
+    ) -> None:
+        """Behind the first a line whenever the time is up, until there was none of that kind."""
         try:
+            await first
             while True:
                 await asyncio.sleep(self._every_s)
                 count, self._more[kind] = self._more[kind], 0
