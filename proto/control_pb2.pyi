@@ -1883,6 +1883,7 @@ class AskReply(_message.Message):
     PROBABILITY_FIELD_NUMBER: _builtins.int
     INSTEAD_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    UNREAD_LANGUAGE_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
@@ -1897,6 +1898,8 @@ class AskReply(_message.Message):
     """why another generator wrote it than the one chosen; empty: that one did"""
     dropped: _builtins.int
     """statements taken out, for what they cite does not support them"""
+    unread_language: _builtins.str
+    """that the question seems to be in, and the encoder is not for: ISO 639-1"""
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""
@@ -1917,10 +1920,11 @@ class AskReply(_message.Message):
         probability: _builtins.float = ...,
         instead: _builtins.str = ...,
         dropped: _builtins.int = ...,
+        unread_language: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from daemon.answering.abstention import (
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.generator import Citation, GeneratedAnswer, Generator, Told, cite
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
+from daemon.library.catalogue.language import language_of_question
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from daemon.library.levels import Sentences
     from daemon.library.store import Library
     from daemon.library.titles import Titles
+
+
+UNREAD = (
+    "It seems to be asked in {language}, and the encoder that finds passages was made for "
+    "{known}: ask in that."
+)
+"""What is said beside, where a question may be answered and its language is not known."""
 
 
 class QuestionRefusedError(Exception):
@@ -47,6 +55,7 @@ class Answered:
     instead: str = ""  # this and the next two: as `GeneratedAnswer`
     failed: bool = False
     dropped: int = 0
+    unread_language: str = ""  # of the question, which the encoder is not for; ISO 639-1
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,12 @@ class OpenVersion:
             answer = GeneratedAnswer(NOT_ANSWERED, ())
         else:
             answer = self.generator.generate(question, hits, told)
+        text, unread = answer.text, self._unread_language(question)
+        if unread and not answer.citations:
+            known = ", ".join(sorted(self.retriever.encoder.languages))
+            text = f"{text} {UNREAD.format(language=unread, known=known)}"
         return Answered(
-            text=answer.text,
+            text=text,
             citations=answer.citations,
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
@@ -99,6 +112,7 @@ class OpenVersion:
             instead=answer.instead,
             failed=answer.failed,
             dropped=answer.dropped,
+            unread_language=unread,
         )
 
     def search(
@@ -135,6 +149,12 @@ class OpenVersion:
         if self.cross_encoder is not None:
             found, left_out = self.cross_encoder.ranked(question, found)
         return found, left_out
+
+    def _unread_language(self, question: str) -> str:
+        """As `Answered.unread_language`: "" where the encoder does not say what it is for."""
+        known = self.retriever.encoder.languages
+        language = language_of_question(question) if known else ""
+        return "" if language in known else language
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""

@@ -341,6 +341,7 @@ class LibraryCalls(Calls):
             probability=answered.probability,
             instead=answered.instead,
             dropped=answered.dropped,
+            unread_language=answered.unread_language,
         )
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:

@@ -55,6 +55,7 @@ from daemon.learning.options import EncoderError, EvaluationError, EvaluationPro
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.catalogue.filters import EVERY, Filters
+from daemon.library.catalogue.language import language_of_question
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.levels import Sentences
@@ -245,6 +246,8 @@ def open_version(
         embed_question = QuestionEmbedder(retriever)
         generator = GENERATORS[options.generator](embed_question, embed_sentences, options)
         sentences = _sentences(options.level, library, embed_sentences)
+        if retriever.encoder.languages:
+            language_of_question("")  # loads what tells languages: the first question need not wait
         # Last, all of it or nothing: the encoder is shared with the version before,
         # its parameters are what changes.
         load_serving(spec, retriever, versions, model_digest)

@@ -362,7 +362,12 @@ def _show_nearest(console: Console, reply: AskReply) -> None:
 
 
 def _notes(reply: AskReply) -> Iterator[str]:
-    """How the answer came about, where not as the site's settings say."""
+    """How the answer came about, where not as one would think."""
+    if reply.unread_language and not reply.abstained:
+        yield (
+            f"It seems to be asked in {in_line(reply.unread_language)}, which the encoder was not "
+            "made for: what would answer it may not be found"
+        )
     if reply.instead:
         yield f"The answer is extracted, not written: {in_line(reply.instead)}"
     if reply.dropped:

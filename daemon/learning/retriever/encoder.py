@@ -36,7 +36,14 @@ from torch.nn import functional
 from config.recipes import DEFAULT_ENCODER
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
-from daemon.learning.retriever.reading import FILES, POOLINGS, Reading, Side, reading_of
+from daemon.learning.retriever.reading import (
+    FILES,
+    POOLINGS,
+    Reading,
+    Side,
+    languages_of,
+    reading_of,
+)
 from daemon.learning.retriever.spec import AS_MADE, ReadingOptions
 
 Progress = Callable[[int, int], None]
@@ -70,17 +77,26 @@ class Encoder:
 
     ``digest`` (32 bytes) names everything its vectors depend on: weights,
     configuration and tokenizer files, pooling and prompts, and the length texts are cut at.
-    Sites whose digests differ must not add their updates.
+    Sites whose digests differ must not add their updates. ``languages``: that it is for, as
+    `daemon.learning.retriever.reading.languages_of`.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, reading: Reading, *, max_tokens: int, digest: bytes
+        self,
+        model: Any,
+        tokenizer: Any,
+        reading: Reading,
+        *,
+        max_tokens: int,
+        digest: bytes,
+        languages: frozenset[str] = frozenset(),
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.reading = reading
         self.max_tokens = max_tokens
         self.digest = digest
+        self.languages = languages
         self.dimension = int(model.config.hidden_size)
         self.device = torch.device(model.device)
 
@@ -110,7 +126,12 @@ class Encoder:
                 f"choose 3 to {limit or 'its longest input'}"
             )
         digest = _digest(folder, max_tokens, reading)
-        encoder = cls(model, tokenizer, reading, max_tokens=max_tokens, digest=digest)
+        encoder = cls(
+            *(model, tokenizer, reading),
+            max_tokens=max_tokens,
+            digest=digest,
+            languages=languages_of(folder),
+        )
         for prompt in (reading.query.prompt, reading.passage.prompt):
             if 2 * encoder.count_tokens(prompt) > max_tokens:
                 raise EncoderError(

@@ -5,7 +5,8 @@ transformer, ``1_Pooling/config.json`` how the vectors of a text's tokens become
 ``config_sentence_transformers.json`` what is written before a question or a passage, and
 ``sentence_bert_config.json`` whether texts are read in small letters. A folder without them
 is read by the mean and without prompts. What is not read here is refused by name: run
-otherwise than it was trained, an encoder finds worse and nobody sees why.
+otherwise than it was trained, an encoder finds worse and nobody sees why. Its model card,
+``README.md``, names the languages that it is for.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import metadata_load
 from torch import Tensor
+from yaml import YAMLError
 
 from config.kinds import LONGEST_PROMPT, Pooling
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever.spec import AS_MADE, ReadingOptions
+from daemon.library.readers.bounds import is_language
 
 FILES = (
     "modules.json",
     "*_Pooling/config.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
+    "README.md",
 )
 """What a hub is asked for beside weights and tokenizer."""
 
@@ -125,6 +130,27 @@ def reading_of(folder: Path, options: ReadingOptions = AS_MADE) -> Reading:
         made = _pooling(folder, pooling)
         of_query, of_passage = of_query or made, of_passage or made
     return Reading(Side(query_prompt, of_query), Side(passage_prompt, of_passage), lower)
+
+
+def languages_of(folder: Path) -> frozenset[str]:
+    """Languages that the encoder in a folder is for, by its model card: ISO 639-1.
+
+    None where the card does not say, or also names what is no such language ("multilingual"):
+    then nobody is told that an encoder does not know theirs.
+    """
+    card = folder / "README.md"
+    if not card.is_file() or card.stat().st_size > _LARGEST:
+        return frozenset()
+    try:
+        said = (metadata_load(card) or {}).get("language") or []
+    except (OSError, ValueError, YAMLError):
+        return frozenset()
+    named = [said] if isinstance(said, str) else said
+    if not isinstance(named, list) or not all(
+        isinstance(one, str) and is_language(one) for one in named
+    ):
+        return frozenset()
+    return frozenset(named)
 
 
 def _prompts(folder: Path, card: dict[str, Any]) -> dict[str, str]:

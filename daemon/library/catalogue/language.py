@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _FEWEST = 100  # letters; of fewer it says more than it knows
 _ENOUGH = 4000  # characters; of more it says the same, and takes longer
-_SURE = 0.9  # of 1
+_SURE = 0.9  # of 1; of a document
+_SURE_OF_A_QUESTION = 0.7  # whose words are few: docs/decisions/0055 has what is told so
 
 
 def language_of(document: Document) -> str:
@@ -31,8 +32,12 @@ def language_of(document: Document) -> str:
     text = _prose(document)
     if sum(map(str.isalpha, text)) < _FEWEST:
         return ""
-    found, _ = _identifier().classify(text)
-    return found if is_language(found) else ""  # "und": not sure; "zxx": no language
+    return _found(text, _SURE)
+
+
+def language_of_question(question: str) -> str:
+    """ISO 639-1 of what somebody asks; "" where a few words don't tell."""
+    return _found(question[:_ENOUGH], _SURE_OF_A_QUESTION)
 
 
 def _prose(document: Document) -> str:
@@ -48,11 +53,15 @@ def _prose(document: Document) -> str:
     return "\n".join(texts)
 
 
+def _found(text: str, sure: float) -> str:
+    found, probability = _identifier().classify(text)
+    # "zxx": no language; some have three letters.
+    return found if probability >= sure and is_language(found) else ""
+
+
 @cache
 def _identifier() -> LanguageIdentifier:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(
-        MODEL_FILE, norm_probs=True, min_confidence=_SURE
-    )
+    identifier: LanguageIdentifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     return identifier

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,3 +157,28 @@ def test_a_new_version_says_anew_what_is_too_little(site: Site) -> None:
     after = answering._opened().abstention
     assert before.questions == after.questions == 40
     assert before.threshold != after.threshold
+
+
+def test_a_question_in_a_language_not_known_is_said_to_be(site: Site, tmp_path: Path) -> None:
+    """By the encoder's card; also where it is answered, for what was found may be by chance."""
+    folder = shutil.copytree(site.spec.encoder, tmp_path / "encoder")
+    (folder / "README.md").write_text("---\nlanguage: en\n---\n", encoding="utf-8")
+    english = replace(site, spec=replace(site.spec, encoder=str(folder)))
+    trained_site(english)
+    german = answering.ask("Wer haftet für Schäden am Mietwagen?", 3)
+    assert german.text == (
+        "The documents do not answer this. It seems to be asked in de, and the encoder that finds "
+        "passages was made for en: ask in that."
+    )
+    assert german.unread_language == "de"
+    assert answering.ask("What is the k7rope tarred with?", 3).unread_language == ""
+    english.open(index=english.indexed(english.digest), lost_answers=0.0)
+    german = answering.ask("Womit ist das k7rope denn geteert und getränkt worden?", 3)
+    assert german.citations
+    assert (german.unread_language, "asked in" in german.text) == ("de", False)
+
+
+def test_an_encoder_that_names_no_language_is_said_to_know_any(site: Site) -> None:
+    trained_site(site)
+    german = answering.ask("Wer haftet für Schäden am Mietwagen?", 3)
+    assert (german.text, german.unread_language) == (NOT_ANSWERED, "")

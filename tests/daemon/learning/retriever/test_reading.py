@@ -16,7 +16,7 @@ from config.kinds import Pooling
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever.encoder import Encoder, Texts
-from daemon.learning.retriever.reading import POOLINGS, Reading, Side, reading_of
+from daemon.learning.retriever.reading import POOLINGS, Reading, Side, languages_of, reading_of
 from daemon.learning.retriever.retriever import adapted
 from daemon.learning.retriever.spec import ReadingOptions
 from tests.support.small_models import small_encoder
@@ -246,3 +246,31 @@ def test_a_prompt_leaves_room_for_the_text(folder: Path) -> None:
     assert load(folder, passage_prompt="passage: ").passage_room == 44
     with pytest.raises(EncoderError, match="takes more than half of max_tokens = 48"):
         load(folder, query_prompt="query " * 25)
+
+
+@pytest.mark.parametrize(
+    ("card", "languages"),
+    [
+        ("---\nlanguage: en\nlicense: mit\n---\n# A model", {"en"}),
+        ("---\nlanguage:\n- de\n- fr\n---\n", {"de", "fr"}),
+        ("---\nlanguage: multilingual\n---\n", set()),
+        ("---\nlanguage:\n- en\n- multilingual\n---\n", set()),
+        ("---\nlanguage: 7\n---\n", set()),
+        ("---\nlanguage: {en: 1}\n---\n", set()),
+        ("---\nlanguage: [\n---\n", set()),
+        ("---\n- en\n---\n", set()),
+        ("---\nlanguage: en\n---\n" + "a" * (1 << 20), set()),
+        ("# A model for English", set()),
+    ],
+)
+def test_its_languages_are_those_of_its_card(folder: Path, card: str, languages: set[str]) -> None:
+    digest = load(folder).digest
+    write(folder, "README.md", card)
+    assert languages_of(folder) == languages
+    encoder = load(folder)
+    assert encoder.languages == languages
+    assert encoder.digest == digest, "they say nothing of its vectors"
+
+
+def test_who_has_no_card_names_no_language(folder: Path) -> None:
+    assert load(folder).languages == set()

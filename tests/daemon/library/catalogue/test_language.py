@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.library.catalogue.language import language_of
+from daemon.library.catalogue.language import language_of, language_of_question
 from daemon.library.readers.documents import Block, Document, joined
 
 ENGLISH = (
@@ -53,3 +53,26 @@ def test_what_says_no_language_has_none(document: Document) -> None:
 
 def test_a_long_text_costs_what_its_beginning_costs() -> None:
     assert language_of(Document("d", "", ENGLISH * 40 + GERMAN * 40_000)) == "en"
+
+
+@pytest.mark.parametrize(
+    ("question", "code"),
+    [
+        ("Wer haftet für Schäden am Mietwagen?", "de"),
+        ("Combien de comprimés peut-on prendre par jour ?", "fr"),
+        ("¿Qué documentos pide el tribunal?", "es"),
+        ("Perché l'ascensore è chiuso?", "it"),
+        ("Ile tabletek można brać dziennie?", "pl"),
+        ("Сколько таблеток можно принимать в день?", "ru"),
+        ("一日に何錠まで飲めますか?", "ja"),
+        ("Who is liable for damage to a hired car?", "en"),
+        ("How many tablets may be taken in a day?", "en"),
+    ],
+)
+def test_a_question_says_its_language_in_a_few_words(question: str, code: str) -> None:
+    assert language_of_question(question) == code
+
+
+@pytest.mark.parametrize("question", ["Tarrow?", "GFR < 30 ml/min?", "Diabetes mellitus", "1 2 3"])
+def test_names_and_numbers_say_no_language(question: str) -> None:
+    assert language_of_question(question) == ""
