@@ -30,3 +30,4 @@ class AnsweringAxes:
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
     answer_within_s: Annotated[float, Ge(1), Le(100)] = 30.0
     unsupported: Unsupported = "drop"
+    eight_bit: bool = False

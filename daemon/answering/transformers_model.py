@@ -14,14 +14,14 @@ _REMEDY = "correct retrieval.language_model, or choose another retrieval.generat
 
 def model(options: AnsweringOptions) -> LanguageModel:
     """The one that is named, loaded once a process; raises LanguageModelError."""
-    return _loaded(options.language_model, options.device)
+    return _loaded(options.language_model, options.device, options.eight_bit)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(folder: str, device: str) -> LanguageModel:
+def _loaded(folder: str, device: str, eight_bit: bool) -> LanguageModel:
     from daemon.learning.retriever.encoder import chosen_device
 
     try:
-        return LanguageModel.load(Path(folder), str(chosen_device(device)))
+        return LanguageModel.load(Path(folder), str(chosen_device(device)), eight_bit=eight_bit)
     except (LanguageModelError, EncoderError) as error:
         raise LanguageModelError(f"{error}: {_REMEDY}") from error

@@ -6,6 +6,7 @@ imported where a worker's job calls: this file's names may be held by any proces
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,11 @@ class LanguageModel:
         self._longest = min(int(positions), int(tokenizer.model_max_length), _ENDLESS)
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu") -> LanguageModel:
-        """Raises LanguageModelError for what can't be read, lacks weights or can't write."""
+    def load(cls, folder: Path, device: str = "cpu", *, eight_bit: bool = False) -> LanguageModel:
+        """``eight_bit``: as its linear layers' weights are kept, with a scale for each row.
+
+        Raises LanguageModelError for what can't be read, lacks weights or can't write.
+        """
         import torch
         import transformers
         from safetensors import SafetensorError
@@ -65,7 +69,10 @@ class LanguageModel:
                 f"the model in {folder} was not trained to write (it lacks "
                 f"{', '.join(missing[:3])}): give a folder with a language model"
             )
-        return cls(model.eval().requires_grad_(False).to(torch.device(device)), tokenizer)
+        model = model.eval().requires_grad_(False).to(torch.device(device))
+        if eight_bit:
+            _keep_in_eight_bits(model)
+        return cls(model, tokenizer)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -161,6 +168,14 @@ class LanguageModel:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         start = tokenizer.bos_token_id
         return ids if start is None or ids[:1] == [start] else [start, *ids]
+
+
+def _keep_in_eight_bits(model: Any) -> None:
+    # It tells of libraries for other processors that it does not find, which nobody misses.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
 
 
 @contextmanager

@@ -247,6 +247,27 @@ def test_it_copies_the_right_sentence_and_cites_it(folder: Path) -> None:
         assert citation.text == f"{sentence}."
 
 
+def test_in_eight_bits_it_copies_them_too_in_a_fourth_of_the_memory(folder: Path) -> None:
+    whole, small = LanguageModel.load(folder), LanguageModel.load(folder, eight_bit=True)
+    assert linear_bytes(small) < 0.3 * linear_bytes(whole)
+    writing = generator(folder, Silent(), eight_bit=True)
+    for lesson in lessons():
+        given = writing.generate(lesson.question, lesson.passages)
+        sentence, _ = lesson.answer.rsplit(" [", 1)
+        assert (given.text, given.instead) == (f"{sentence}. [1]", "")
+
+
+def linear_bytes(model: LanguageModel) -> int:
+    """Of the weights of all linear layers, scales included."""
+    layers = [one for one in model._model.modules() if isinstance(one, torch.nn.Linear)]
+    parts = [getattr(one.weight, "tensor_data_names", None) for one in layers]
+    assert layers
+    return sum(
+        sum(getattr(one.weight, name).nbytes for name in names) if names else one.weight.nbytes
+        for one, names in zip(layers, parts, strict=True)
+    )
+
+
 def test_what_it_can_not_do_in_time_or_in_its_room_is_refused(folder: Path) -> None:
     model = LanguageModel.load(folder)
     text = asked(lessons()[0])
