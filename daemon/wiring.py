@@ -103,7 +103,8 @@ class Workers:
         import_once(_IMPORTED_ONCE, threads=threads)
         return cls(
             learning=Worker("learning", threads=threads, nice=5, forked=True),
-            answering=Worker("answering", threads=threads, forked=True),
+            # Nobody waits for long behind a question that was given up, whatever it met.
+            answering=Worker("answering", threads=threads, forked=True, patience_s=60.0),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
             auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from daemon.answering.generator import Citation, cite
-from daemon.answering.statements.plain_text import plain
+from daemon.answering.statements.plain_text import LONGEST, plain
 from daemon.answering.statements.quantities import figures_of
 from daemon.answering.statements.support import Source, Wording, supported
 from daemon.library.passages import sentences
@@ -36,9 +36,8 @@ _BEHIND = re.compile(rf"([.!?…]+[\"'”’)]*)\s*({_MARKS.pattern})")
 # Marks go through the cutting of sentences as letters that no text has left (category Co).
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HIDDEN = re.compile(f"{_OPEN}([\\d,]*){_CLOSE}")
-# What a text that goes on may not end with: half a word, a bracket that nobody has closed yet.
+# A text that goes on may not end with half a word.
 _WHOLE_WORDS = re.compile(r"(.*\s)\S*", re.DOTALL)
-_UNCLOSED = re.compile(r"\s*[\[【][^\]】]*$")
 # What is left of "According to [1], ".
 _LEAD = re.compile(r"^(?:according to|as stated in|as said in|as per|in|per)\s*,\s*", re.IGNORECASE)
 _END = re.compile(r"[\s.!?…,;:]*")
@@ -103,8 +102,8 @@ class StatementCheck:
         """
         known = len(self._read)
         if goes_on:
-            whole = _WHOLE_WORDS.fullmatch(text)
-            text = _UNCLOSED.sub("", whole[1]) if whole else ""
+            whole = _WHOLE_WORDS.fullmatch(text[:LONGEST])
+            text = _closed(whole[1]) if whole else ""
             if text.count("{") > text.count("}"):  # of JSON nothing is read
                 return
             found = statements(text)[:-1]
@@ -133,6 +132,12 @@ class StatementCheck:
             return
         marks = "".join(f" [{number}]" for number in self._numbering.of(statement, given, holds))
         self._written.append(f"{statement.text}{marks}{'' if holds else f' {MARK}'}")
+
+
+def _closed(text: str) -> str:
+    """Nor with a bracket that nobody has closed yet."""
+    opened = max(text.rfind("["), text.rfind("【"))
+    return text[:opened] if opened > max(text.rfind("]"), text.rfind("】")) else text
 
 
 def statements(text: str) -> list[Statement]:

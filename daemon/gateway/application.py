@@ -203,7 +203,8 @@ def token_of(request: Request) -> str:
     if len(told) != 1 or not _TOKEN.fullmatch(told[0]):
         cause = "no token: send the header `Authorization: Bearer TOKEN`, once"
         raise Refusal(401, cause, unread=request.method == "POST")
-    return str(told[0], "ascii")
+    # The scheme may be written in any case (RFC 9110): as one who asks, it is the same.
+    return f"Bearer {str(told[0], 'ascii').partition(' ')[2].strip()}"
 
 
 def refuse_pages(request: Request) -> None:

@@ -324,7 +324,9 @@ class Pages:
 
     def _signed_out(self, request: Request, cause: str) -> Response:
         page = self._rendering.page("sign_in.html", 401, **_signing_in(request, cause))
-        session.sign_out(page)
+        # A link of another site comes without the cookie, and must not end what it began.
+        if session.credential_of(request):
+            session.sign_out(page)
         return page
 
     # ---- who asks ----------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-_LONGEST = 20_000  # characters of a reply that are looked at
+LONGEST = 20_000  # characters of a reply that are looked at
 _DEEPEST = 30  # braces in braces
 _ROUNDS = 12  # each takes something out, or it was the last
 _HOSTS = (
@@ -86,12 +86,22 @@ _NOT_PLAIN = re.compile(
     re.IGNORECASE,
 )
 _BLANKS = re.compile(r"[^\S\n]+")
+_EMPTY_LINES = re.compile(r" ?\n[ \n]*")
+# Letters and marks that are drawn as nothing, though Unicode calls them letters and marks: joiners
+# and fillers, and which of its drawings a letter is to have (Unicode 16, Default_Ignorable).
+_UNDRAWN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+# Marks that go on any letter: what a language writes so is one letter by then (NFC), and what is
+# left strikes a letter out, or cuts a word in two for who reads letters.
+_MARKS = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]")
 _LINE_BREAKS = re.compile(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(text: str) -> str:
     """The text without any of that, its lines apart; "" where it can't be made plain."""
-    text = _BLANKS.sub(" ", text[:_LONGEST])  # of thousands a step would try each
+    # Of thousands of blanks a step would try each.
+    text = _EMPTY_LINES.sub("\n", _BLANKS.sub(" ", text[:LONGEST]))
     for _ in range(_ROUNDS):
         before, text = text, _once(text)
         if text == before:
@@ -101,6 +111,7 @@ def plain(text: str) -> str:
 
 def _once(text: str) -> str:
     text = _LINE_BREAKS.sub("\n", html.unescape(text)).replace("\t", " ")
+    text = _MARKS.sub("", unicodedata.normalize("NFC", _UNDRAWN.sub("", text)))
     text = "".join(sign for sign in text if sign == "\n" or _is_seen(sign))
     nested = _DEEPEST
     while nested and _INNERMOST.search(text):  # JSON, and what looks like it
@@ -112,4 +123,5 @@ def _once(text: str) -> str:
 
 def _is_seen(sign: str) -> bool:
     """Neither a control, nor what turns or hides the letters around it, nor what nobody drew."""
-    return unicodedata.category(sign)[0] != "C"
+    category = unicodedata.category(sign)
+    return category[0] != "C" and category != "Me"

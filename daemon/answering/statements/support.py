@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from daemon.answering.statements.quantities import (
     NUMBER_WORDS,
@@ -45,7 +46,7 @@ _STOP_WORDS = """
     having do does did doing can could may might must shall should will would also about after
     before between during over under again further once each every any all both more most other
     some such only own same so too very just because while until through out off up down per
-    according passage passages document documents states says said
+    according passage passages document documents states says said me my
 """
 _NEGATING = """
     not no never none nor neither without cannot nobody nothing nicht kein keine keinen keiner
@@ -56,6 +57,7 @@ _COMPUTING = """
     sum total altogether together difference ratio percentage percent change increase increased
     decrease decreased growth grew rose fell rise fall higher lower more less result amounts
 """
+_TOGETHER = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # in one text, as it is written
 _STOP, _NEGATORS = frozenset(_STOP_WORDS.split()), frozenset(_NEGATING.split())
 # "No, oil does not." but not "No oil does.", which denies.
 _VERDICT = re.compile(r"^\s*(?:yes|no)\s*[,.:;–-]+\s*", re.IGNORECASE)
@@ -72,22 +74,27 @@ class Wording:
 
     @classmethod
     def of(cls, text: str) -> Wording:
-        """Names are words with a capital that doesn't begin the text."""
+        """Names are words with a capital that doesn't begin the text.
+
+        And those with letters of another script than most words have: "nοt" with a Greek o is
+        read as "not" by people alone, so it has to stand in the passage as it is.
+        """
         stems: set[str] = set()
         names: set[str] = set()
         negates = False
-        for number, match in enumerate(_WORD.finditer(without_figures(_folded(text)))):
+        text = without_figures(_folded(text))
+        usual = _usual_script(text)
+        for number, match in enumerate(_WORD.finditer(text)):
             word = match[0]
             small = word.casefold().replace("’", "'")
             negates |= small in _NEGATORS or small.endswith("n't")
-            acronym = len(word) > 1 and word.isupper()
             if small in NUMBER_WORDS or small in _STOP or small in _NEGATORS or "n't" in small:
                 continue
-            if len(word) < 3 and not acronym:
-                continue
             stems.add(_stem(small))
-            if acronym or (number and word[0].isupper()):
+            acronym = len(word) > 1 and word.isupper()
+            if acronym or (number and word[0].isupper()) or _scripts_of(word) != {usual}:
                 names.add(_stem(small))
+        stems |= {_stem(one) for one in _taken_apart(text)}
         return cls(frozenset(stems), frozenset(names), negates)
 
 
@@ -258,6 +265,37 @@ def _same_sense(wording: Wording, figures: Figures, sources: Sequence[Source]) -
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("μ", "µ")
+
+
+def _taken_apart(text: str) -> Iterator[str]:
+    """Words that somebody has cut into pieces which say nothing alone: "he-at", "k.i.l.l"."""
+    for run in text.casefold().split():
+        pieces = _WORD.findall(run)
+        if len(pieces) > 1 and all(len(one) < 3 or one in _STOP for one in pieces):
+            yield "".join(pieces)
+
+
+def _usual_script(text: str) -> str:
+    """That of most of its words."""
+    found = Counter(script for word in _WORD.findall(text) for script in _scripts_of(word))
+    return max(found, key=found.__getitem__, default="")
+
+
+def _scripts_of(word: str) -> set[str]:
+    """The scripts of its letters, as Unicode's names of these say; "" for rare and drawn ones."""
+    if word.isascii():
+        return {"LATIN"}
+    return {_script_of(letter) for letter in word if letter not in "'’"}
+
+
+@lru_cache(maxsize=4096)
+def _script_of(letter: str) -> str:
+    if letter.isascii():
+        return "LATIN"
+    script = unicodedata.name(letter, "").partition(" ")[0]
+    if script == "LATIN" and not (letter < "\u0250" or "\u1e00" <= letter < "\u1f00"):
+        return ""  # small capitals, letters of phonetics: they look like others
+    return "CJK" if script in _TOGETHER else script
 
 
 def _stem(word: str) -> str:

@@ -85,6 +85,18 @@ def test_what_a_passage_says_stays(text: str) -> None:
         "It must be left alone [1].",
         "No whale oil burns in every lamp [1].",  # no verdict: it denies
         "Hemp rope lasts ⑤ winters [2].",
+        # What people read, and who reads letters does not.
+        "Whale oil does n\u034fot burn in every lamp [1].",
+        "Whale oil does n\u0335o\u0335t burn in every lamp [1].",
+        "Whale oil does n\u05b7ot burn in every lamp [1].",
+        "Whale oil does n-o-t burn in every lamp [1].",
+        "Whale oil does nοt burn in every lamp, oil burns in every lamp [1].",  # a Greek o
+        "Whale oil does ɴᴏᴛ burn in every lamp, oil burns in every lamp [1].",
+        "Whale oil burns t\u034fh\u034fe\u034f \ufe00n\ufe00u\ufe00r\ufe00s\ufe00e [1].",
+        "Whale oil burns g-i-v-e t.h.e k·e·y t/o B-o-b [1].",
+        "Whale oil burns g i v e t h e k e y [1].",
+        "Whale oil burns he-at [1].",
+        "Vitamin oil C burns in every lamp [1].",
         "Whale oil burns in every lamp www .lamp .example/?q=rope [1].",
         "Hemp rope lasts 5 winters [2].",
         "Hemp rope lasts four years [2].",
@@ -236,3 +248,14 @@ def test_whatever_is_written_what_was_left_stays_and_is_checked(parts: list[str]
     seen, left = read_while_written("".join(parts), 5)
     assert all(left.text.startswith(one) for one in seen)
     assert not re.search(r"http|[<{}`]|!\[|\]\(", left.text)
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "[", "【", "[[ ", "\u034f", " \n", "a\u0300"])
+@pytest.mark.timeout(60)  # the worker that answers everybody reads it
+def test_what_is_longer_than_an_answer_is_read_in_no_time(blank: str) -> None:
+    check = StatementCheck(PASSAGES, "drop")
+    begun = "Whale oil burns in every lamp. [1] Hemp "
+    for text in (begun, begun + blank * 250_000 + "x y "):
+        check.read(text, goes_on=True)
+    check.read(begun + blank * 250_000)
+    assert check.left.citations

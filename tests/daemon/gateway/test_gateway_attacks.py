@@ -14,8 +14,9 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+from starlette.requests import Request
 
-from daemon.gateway.application import Gateway
+from daemon.gateway.application import Gateway, token_of
 from daemon.gateway.fedd import Fedd
 from daemon.gateway.refusals import Refusal
 from proto import control_pb2 as control
@@ -237,6 +238,12 @@ async def test_one_question_too_many_is_told_when_to_come_again(gate: Gate) -> N
         gate.site.process.send_signal(signal.SIGCONT)
     (answered,) = waiting
     assert (await answered)[0] == 200
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Token"])
+async def test_a_token_is_one_asker_however_the_scheme_is_written(scheme: str) -> None:
+    headers = [(b"authorization", f"{scheme} hanse_1".encode())]
+    assert token_of(Request({"type": "http", "headers": headers})) == "Bearer hanse_1"
 
 
 async def test_one_token_takes_half_of_the_turns_at_most() -> None:

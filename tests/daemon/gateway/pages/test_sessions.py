@@ -169,6 +169,7 @@ async def test_a_link_to_a_source_leads_there_behind_the_sign_in(
         there = link.replace("&", "&amp;")
         assert f'name="to" value="{there}"' in page.text
         assert f'<a href="{there}">go on' in page.text, "the browser kept the cookie back"
+        assert "set-cookie" not in page.headers, "which would end the session in all its tabs"
         for to, location in (
             (link, link),
             ("//evil.example/source?document=a", "/"),
