@@ -57,7 +57,7 @@ def writer() -> Iterator[Writer]:
         asked = str(body["messages"][0]["content"])  # type: ignore[index]
         if found := re.search(r"<passage 1>.*\n(.*?\.)\s", asked):
             if any(question in asked for question in held):
-                go_on.wait(60)
+                go_on.wait(200)
             more = "Pirates own it [1]. [Read on](http://evil.example) [1]."
             status, data = completion(f"{found[1][:-1]} [1]. {more}")
             reply = json.loads(data)
@@ -95,6 +95,7 @@ async def live(
                         "generator": "openai",
                         "language_model": f"{writer.url}#m",
                         "decoding": "pfedrag",
+                        "answer_within_s": 100.0,  # it is hung up on before, on a busy machine too
                     }
                 }
             },
@@ -453,7 +454,7 @@ async def test_an_evaluation_that_is_given_up_shows_what_it_has_and_goes_on(
         while not any(queries[2] in str(body["messages"]) for body in writer.asked):
             await asyncio.sleep(0.01)
     judging.send_signal(signal.SIGINT)
-    told, failed = await asyncio.wait_for(judging.communicate(), 60)
+    told, failed = await asyncio.wait_for(judging.communicate(), 90)
     writer.go_on.set()
     assert judging.returncode == 3, failed
     partial = json.loads(told)
