@@ -229,6 +229,10 @@ Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 RetrievalLevel = Literal["passage", "sentence", "both"]
 PromptKind = Literal["general", "domain", "metric", "novel", "medical"]
 """Kinds of questions; each is a file of `daemon.answering.prompts`."""
+PromptChoice = Literal["general", "domain", "metric", "novel", "medical", "auto"]
+"""One of these for all questions, or by a rule for each (`daemon.answering.prompts.kinds`)."""
+DecodingName = Literal["fede4rag", "pfedrag"]
+"""Of `config.answering.DECODINGS`."""
 Unsupported = Literal["drop", "mark"]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from config.answering import DECODINGS
 from config.kinds import RULES, RULES_ON_VALUES, on_this_machine
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
@@ -96,14 +97,14 @@ def load(path: Path, *, notes: list[str] | None = None, generators: Sequence[str
         elif notes is not None:
             notes.append(said)
     sections: dict[str, Section] = {}
-    recipe = _recipe_of(document)
+    chosen = {**_recipe_of(document), **_decoding_of(document)}
     for name, model in SECTIONS.items():
         table = document.get(name, {})
         if not isinstance(table, dict):
             problems.append(_not_a_table(name, table))
             continue
         try:
-            whole = {**recipe.get(name, {}), **table}
+            whole = {**chosen.get(name, {}), **table}
             sections[name] = model.model_validate(whole, context=context)
         except ValidationError as error:
             problems += [_explain(name, details, written) for details in error.errors()]
@@ -161,6 +162,14 @@ def _recipe_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     name = learning.get("recipe", DEFAULT_RECIPE) if isinstance(learning, dict) else DEFAULT_RECIPE
     recipe = RECIPES.get(name) if isinstance(name, str) else None
     return recipe.settings if recipe is not None else {}
+
+
+def _decoding_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Likewise how a language model writes, in a table that no recipe has anything in."""
+    retrieval = document.get("retrieval")
+    name = retrieval.get("decoding") if isinstance(retrieval, dict) else None
+    decoding = DECODINGS.get(name) if isinstance(name, str) else None
+    return {"retrieval": decoding} if decoding is not None else {}
 
 
 # ---- explaining -------------------------------------------------------------

@@ -26,6 +26,184 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ListPromptsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptsRequest: _TypeAlias = ListPromptsRequest  # noqa: Y015
+
+@_typing.final
+class ListPromptsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    GENERATOR_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    in_force: _builtins.str
+    """as in retrieval.prompt: one of them, or auto"""
+    generator: _builtins.str
+    """as in retrieval.generator: "extractive" asks no language model"""
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptFile]:
+        """all that there are"""
+
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of auto, in their order: the first that fits decides"""
+
+    def __init__(
+        self,
+        *,
+        prompts: _abc.Iterable[Global___PromptFile] | None = ...,
+        in_force: _builtins.str = ...,
+        generator: _builtins.str = ...,
+        rules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generator", b"generator", "in_force", b"in_force", "prompts", b"prompts", "rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPromptsReply: _TypeAlias = ListPromptsReply  # noqa: Y015
+
+@_typing.final
+class PromptFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FOR_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as in retrieval.prompt"""
+    text: _builtins.str
+    """as the file has it"""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that are filled, in their order"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        slots: _abc.Iterable[_builtins.str] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for", b"for", "name", b"name", "slots", b"slots", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptFile: _TypeAlias = PromptFile  # noqa: Y015
+
+@_typing.final
+class TestPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of a prompt, or auto"""
+    question: _builtins.str
+    """1 character .. 16 KiB"""
+    top_k: _builtins.int
+    """passages to retrieve; 0: the configured number"""
+    run: _builtins.bool
+    """have it answered, too"""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids that passages are taken from; none: all"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        question: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        top_k: _builtins.int = ...,
+        run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "name", b"name", "question", b"question", "run", b"run", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPromptRequest: _TypeAlias = TestPromptRequest  # noqa: Y015
+
+@_typing.final
+class TestPromptReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GUESSED_BY_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the prompt that was taken"""
+    guessed_by: _builtins.str
+    """the rule that chose it, where it was auto"""
+    text: _builtins.str
+    """what is sent, without what a model's template puts around it"""
+    passages: _builtins.int
+    """that it holds, of those found"""
+    found: _builtins.int
+    """for the question"""
+    tokens: _builtins.int
+    """by the model, or an estimate that is rather too high"""
+    answer: _builtins.str
+    """checked, with marks"""
+    instead: _builtins.str
+    """as in AskReply"""
+    dropped: _builtins.int
+    """likewise"""
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """of the answer"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        guessed_by: _builtins.str = ...,
+        text: _builtins.str = ...,
+        passages: _builtins.int = ...,
+        found: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        answer: _builtins.str = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+        instead: _builtins.str = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "citations", b"citations", "dropped", b"dropped", "found", b"found", "guessed_by", b"guessed_by", "instead", b"instead", "name", b"name", "passages", b"passages", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPromptReply: _TypeAlias = TestPromptReply  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -105,6 +283,8 @@ class StatusReply(_message.Message):
     LIBRARY_CHANGE_FIELD_NUMBER: _builtins.int
     PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
     ERASURE_OWED_FIELD_NUMBER: _builtins.int
+    ABSTENTION_THRESHOLD_FIELD_NUMBER: _builtins.int
+    ABSTENTION_PAIRS_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
@@ -182,6 +362,10 @@ class StatusReply(_message.Message):
     """of passages_waiting, at least, as the work under way tells it"""
     erasure_owed: _builtins.bool
     """text of removed documents may still be in the library's file or its log"""
+    abstention_threshold: _builtins.float
+    """evidence below which a question is not answered (as in AbstentionFigures); NaN: every question is answered"""
+    abstention_pairs: _builtins.int
+    """validation pairs that it was found by; 0: none"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -242,11 +426,13 @@ class StatusReply(_message.Message):
         library_change: _builtins.str = ...,
         passages_embedded: _builtins.int = ...,
         erasure_owed: _builtins.bool = ...,
+        abstention_threshold: _builtins.float = ...,
+        abstention_pairs: _builtins.int = ...,
         counted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "erasure_owed", b"erasure_owed", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention_pairs", b"abstention_pairs", "abstention_threshold", b"abstention_threshold", "audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "erasure_owed", b"erasure_owed", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2417,16 +2603,28 @@ class EvaluateAnswersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPLIT_FIELD_NUMBER: _builtins.int
+    SO_FAR_FIELD_NUMBER: _builtins.int
+    ONLY_ABSTENTION_FIELD_NUMBER: _builtins.int
+    TELL_ANSWERS_FIELD_NUMBER: _builtins.int
     split: _builtins.str
     """train, valid or test; "": test if such pairs say a right answer, else valid"""
+    so_far: _builtins.bool
+    """ask nothing: figures of what was answered before the last evaluation was given up"""
+    only_abstention: _builtins.bool
+    """ask nothing, and judge only what is refused: no pair needs to say a right answer"""
+    tell_answers: _builtins.bool
+    """each answer as it comes"""
     def __init__(
         self,
         *,
         split: _builtins.str = ...,
+        so_far: _builtins.bool = ...,
+        only_abstention: _builtins.bool = ...,
+        tell_answers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["split", b"split"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_abstention", b"only_abstention", "so_far", b"so_far", "split", b"split", "tell_answers", b"tell_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2440,8 +2638,9 @@ class EvaluateAnswersProgress(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """index: waiting for one that is being made; answers: questions, as they are answered and scored; or done"""
+    """index: waiting for one that is being made; abstention: questions, as it is found what is there for them; answers: questions, as they are answered and scored; or done"""
     done: _builtins.int
     """of this step"""
     total: _builtins.int
@@ -2450,6 +2649,10 @@ class EvaluateAnswersProgress(_message.Message):
     def result(self) -> Global___EvaluateAnswersReply:
         """in the last message only"""
 
+    @_builtins.property
+    def answer(self) -> Global___JudgedAnswer:
+        """where that was asked for: the one that has been answered"""
+
     def __init__(
         self,
         *,
@@ -2457,14 +2660,75 @@ class EvaluateAnswersProgress(_message.Message):
         done: _builtins.int = ...,
         total: _builtins.int = ...,
         result: Global___EvaluateAnswersReply | None = ...,
+        answer: Global___JudgedAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "result", b"result", "step", b"step", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "result", b"result", "step", b"step", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateAnswersProgress: _TypeAlias = EvaluateAnswersProgress  # noqa: Y015
+
+@_typing.final
+class JudgedAnswer(_message.Message):
+    """A question, its right answers, and what it was answered with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    ABSTAINED_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
+    QTYPE_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """as the pair has it"""
+    answer: _builtins.str
+    """with its marks"""
+    abstained: _builtins.bool
+    """the documents do not answer"""
+    instead: _builtins.str
+    """why it was extracted, not written; empty: it is as was wanted"""
+    qtype: _builtins.str
+    """as in Reference"""
+    reasoning: _builtins.str
+    """likewise"""
+    @_builtins.property
+    def references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """right answers, of which one is enough"""
+
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that answer it"""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """of the answer"""
+
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        references: _abc.Iterable[_builtins.str] | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        answer: _builtins.str = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+        abstained: _builtins.bool = ...,
+        instead: _builtins.str = ...,
+        qtype: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "documents", b"documents", "instead", b"instead", "qtype", b"qtype", "question", b"question", "reasoning", b"reasoning", "references", b"references"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgedAnswer: _TypeAlias = JudgedAnswer  # noqa: Y015
 
 @_typing.final
 class EvaluateAnswersReply(_message.Message):
@@ -2480,8 +2744,13 @@ class EvaluateAnswersReply(_message.Message):
     FIGURES_FIELD_NUMBER: _builtins.int
     BY_LABEL_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    ASKED_BEFORE_FIELD_NUMBER: _builtins.int
+    ABSTENTION_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
-    """that were asked: pairs of the split that say a right answer"""
+    """that were asked and scored, which all figures are over"""
     without_answer: _builtins.int
     """pairs of the split that say none, and were left out"""
     unanswered: _builtins.int
@@ -2494,6 +2763,12 @@ class EvaluateAnswersReply(_message.Message):
     """the version that answered"""
     seconds: _builtins.float
     """it took"""
+    pairs: _builtins.int
+    """of the split that say a right answer: with all of them asked and none failed, as many as 1"""
+    partial: _builtins.str
+    """why the rest of the pairs were not asked; empty: all were"""
+    asked_before: _builtins.int
+    """of the questions, those that an evaluation that was given up had asked"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
         """over all questions"""
@@ -2505,6 +2780,14 @@ class EvaluateAnswersReply(_message.Message):
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___MissingFigure]:
         """what could not be computed here"""
+
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedQuestions]:
+        """that could not be answered or scored, by cause, the most first; no figure is over these"""
+
+    @_builtins.property
+    def abstention(self) -> Global___AbstentionFigures:
+        """how well it is told which questions the documents answer"""
 
     def __init__(
         self,
@@ -2519,14 +2802,93 @@ class EvaluateAnswersReply(_message.Message):
         figures: _abc.Iterable[Global___AnswerFigure] | None = ...,
         by_label: _abc.Iterable[Global___LabelFigures] | None = ...,
         missing: _abc.Iterable[Global___MissingFigure] | None = ...,
+        pairs: _builtins.int = ...,
+        failed: _abc.Iterable[Global___FailedQuestions] | None = ...,
+        partial: _builtins.str = ...,
+        asked_before: _builtins.int = ...,
+        abstention: Global___AbstentionFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_label", b"by_label", "figures", b"figures", "generator", b"generator", "missing", b"missing", "model_digest", b"model_digest", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention", "asked_before", b"asked_before", "by_label", b"by_label", "failed", b"failed", "figures", b"figures", "generator", b"generator", "missing", b"missing", "model_digest", b"model_digest", "pairs", b"pairs", "partial", b"partial", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateAnswersReply: _TypeAlias = EvaluateAnswersReply  # noqa: Y015
+
+@_typing.final
+class FailedQuestions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """as the daemon told it"""
+    questions: _builtins.int
+    """that failed for it"""
+    @_builtins.property
+    def first(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the first three of them, each with the first document that answers it"""
+
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        questions: _builtins.int = ...,
+        first: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "first", b"first", "questions", b"questions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedQuestions: _TypeAlias = FailedQuestions  # noqa: Y015
+
+@_typing.final
+class AbstentionFigures(_message.Message):
+    """On questions that the threshold was not found by: as they are, and without the documents that answer them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    FITTED_ON_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    threshold: _builtins.float
+    """evidence below which a question is not answered; NaN: every question is answered"""
+    fitted_on: _builtins.int
+    """validation pairs that it was found by; 0: by general questions, or it is not found"""
+    questions: _builtins.int
+    """that these figures are over"""
+    split: _builtins.str
+    """of these"""
+    missing: _builtins.str
+    """why there are no figures; empty: there are"""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
+        """auroc, accuracy, refused, lost, p-answered, p-unanswered"""
+
+    def __init__(
+        self,
+        *,
+        threshold: _builtins.float = ...,
+        fitted_on: _builtins.int = ...,
+        questions: _builtins.int = ...,
+        split: _builtins.str = ...,
+        figures: _abc.Iterable[Global___AnswerFigure] | None = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "fitted_on", b"fitted_on", "missing", b"missing", "questions", b"questions", "split", b"split", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbstentionFigures: _TypeAlias = AbstentionFigures  # noqa: Y015
 
 @_typing.final
 class AnswerFigure(_message.Message):
@@ -2539,6 +2901,7 @@ class AnswerFigure(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     LOWER_IS_BETTER_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
     metric: _builtins.str
     """as in rouge-l-f"""
     mean: _builtins.float
@@ -2548,7 +2911,9 @@ class AnswerFigure(_message.Message):
     high: _builtins.float
     """likewise"""
     lower_is_better: _builtins.bool
-    """error rates"""
+    """error rates, perplexities"""
+    questions: _builtins.int
+    """that it is over: a perplexity needs a language model that wrote; 0: of abstention, which tells its own"""
     def __init__(
         self,
         *,
@@ -2557,10 +2922,11 @@ class AnswerFigure(_message.Message):
         low: _builtins.float = ...,
         high: _builtins.float = ...,
         lower_is_better: _builtins.bool = ...,
+        questions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "lower_is_better", b"lower_is_better", "mean", b"mean", "metric", b"metric"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "lower_is_better", b"lower_is_better", "mean", b"mean", "metric", b"metric", "questions", b"questions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -199,6 +199,16 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.RevokeTokenReply.FromString,
                 _registered_method=True)
+        self.ListPrompts = channel.unary_unary(
+                '/hanse.control.v1.Control/ListPrompts',
+                request_serializer=proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListPromptsReply.FromString,
+                _registered_method=True)
+        self.TestPrompt = channel.unary_unary(
+                '/hanse.control.v1.Control/TestPrompt',
+                request_serializer=proto_dot_control__pb2.TestPromptRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.TestPromptReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -425,6 +435,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPrompts(self, request, context):
+        """What a language model is asked by, and when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TestPrompt(self, request, context):
+        """What it would be sent for a question; and, if wanted, the checked answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -592,6 +616,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=proto_dot_control__pb2.RevokeTokenRequest.FromString,
                     response_serializer=proto_dot_control__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'ListPrompts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrompts,
+                    request_deserializer=proto_dot_control__pb2.ListPromptsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListPromptsReply.SerializeToString,
+            ),
+            'TestPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.TestPrompt,
+                    request_deserializer=proto_dot_control__pb2.TestPromptRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.TestPromptReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1485,6 +1519,60 @@ class Control:
             '/hanse.control.v1.Control/RevokeToken',
             proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
             proto_dot_control__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrompts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListPrompts',
+            proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
+            proto_dot_control__pb2.ListPromptsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TestPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/TestPrompt',
+            proto_dot_control__pb2.TestPromptRequest.SerializeToString,
+            proto_dot_control__pb2.TestPromptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,10 @@ class ControlStub:
     """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]
     """From the next call on it is refused, and so are questions that wait for their turn."""
+    ListPrompts: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]
+    """What a language model is asked by, and when."""
+    TestPrompt: _grpc.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -159,6 +163,10 @@ class ControlAsyncStub(ControlStub):
     """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]  # type: ignore[assignment]
     """From the next call on it is refused, and so are questions that wait for their turn."""
+    ListPrompts: _aio.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]  # type: ignore[assignment]
+    """What a language model is asked by, and when."""
+    TestPrompt: _aio.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]  # type: ignore[assignment]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -417,5 +425,21 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RevokeTokenReply, _abc.Awaitable[_control_pb2.RevokeTokenReply]]:
         """From the next call on it is refused, and so are questions that wait for their turn."""
+
+    @_abc_1.abstractmethod
+    def ListPrompts(
+        self,
+        request: _control_pb2.ListPromptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListPromptsReply, _abc.Awaitable[_control_pb2.ListPromptsReply]]:
+        """What a language model is asked by, and when."""
+
+    @_abc_1.abstractmethod
+    def TestPrompt(
+        self,
+        request: _control_pb2.TestPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TestPromptReply, _abc.Awaitable[_control_pb2.TestPromptReply]]:
+        """What it would be sent for a question; and, if wanted, the checked answer."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,11 +12,20 @@ from daemon.answering.abstention import (
     evidence_of,
 )
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
-from daemon.answering.generator import Citation, GeneratedAnswer, Generator, Told, cite
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    Citation,
+    GeneratedAnswer,
+    Generator,
+    Told,
+    cite,
+)
 from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.catalogue.language import language_of_question
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
+from daemon.process.chat_client import Likelihood
 
 if TYPE_CHECKING:
     from daemon.answering.cross_encoder import CrossEncoder
@@ -52,18 +61,20 @@ class Answered:
     model_digest: bytes
     left_out: str = ""  # as `OpenVersion.search` says
     probability: float = 0.0
-    instead: str = ""  # this and the next two: as `GeneratedAnswer`
+    instead: str = ""  # this and the next four: as `GeneratedAnswer`
     failed: bool = False
     dropped: int = 0
     unread_language: str = ""  # of the question, which the encoder is not for; ISO 639-1
+    prompt: str = ""
+    likelihood: Likelihood | None = None
 
 
 @dataclass(frozen=True)
 class OpenVersion:
     """A model version ready to answer: its retriever, its index, the library and its titles.
 
-    ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
-    usual ones (0). ``sentences``: where these are compared, and not passages alone.
+    ``weights``: of `daemon.library.search.search`; found on the pairs that ask ``weighed_on``, or
+    (none) the usual ones. ``sentences``: where these are compared, and not passages alone.
     ``cross_encoder``: ranks the best anew, where there is one;
     ``lacking``: why there is none although the settings name one. ``abstention``: what is too
     little for an answer.
@@ -80,15 +91,22 @@ class OpenVersion:
     generator: Generator
     sentences: Sentences | None = None
     weights: RankingWeights = USUAL_WEIGHTS
-    weighed_by: int = 0
+    weighed_on: tuple[str, ...] = ()
     cross_encoder: CrossEncoder | None = None
     lacking: str = ""
     abstention: Abstention = ALWAYS_ANSWERS
 
-    def answer(self, question: str, top_k: int, told: Told | None = None) -> Answered:
+    @property
+    def weighed_by(self) -> int:
+        """How many pairs the weights were found on."""
+        return len(self.weighed_on)
+
+    def answer(
+        self, question: str, top_k: int, how: Asking = AS_SET, told: Told | None = None
+    ) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed.
 
-        ``told``: as in `daemon.answering.generator.Generator`.
+        ``how``, ``told``: as in `daemon.answering.generator.Generator`.
         """
         question = checked(question)
         found, left_out = self._ranked(question, top_k, EVERY)
@@ -97,7 +115,7 @@ class OpenVersion:
         if self.abstention.abstains(evidence):
             answer = GeneratedAnswer(NOT_ANSWERED, ())
         else:
-            answer = self.generator.generate(question, hits, told)
+            answer = self.generator.generate(question, hits, how, told)
         text, unread = answer.text, self._unread_language(question)
         if unread and not answer.citations:
             known = ", ".join(sorted(self.retriever.encoder.languages))
@@ -113,6 +131,8 @@ class OpenVersion:
             failed=answer.failed,
             dropped=answer.dropped,
             unread_language=unread,
+            prompt=answer.prompt,
+            likelihood=answer.likelihood,
         )
 
     def search(

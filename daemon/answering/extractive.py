@@ -17,7 +17,16 @@ import numpy as np
 from crypto.arrays import Float32
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.embedding import Sentence
-from daemon.answering.generator import GeneratedAnswer, Told, cite
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    FilledPrompt,
+    GeneratedAnswer,
+    Told,
+    cite,
+)
+from daemon.answering.options import AS_USUAL
+from daemon.answering.prompts.prompts import estimated_tokens, prompt
 from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
@@ -71,10 +80,17 @@ class ExtractiveGenerator:
         self._embed_question = embed_question
         self._embed_sentences = embed_sentences
 
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        """What would be sent, were there a language model; tokens are estimated."""
+        usual, given = AS_USUAL, [one.passage for one in passages]
+        text, held = prompt(kind, question, given, usual.prompt_tokens, estimated_tokens)
+        return FilledPrompt(text, held, estimated_tokens(text))
+
     def generate(
         self,
         question: str,
         passages: Sequence[Ranked],
+        how: Asking = AS_SET,  # noqa: ARG002  of language models
         told: Told | None = None,  # noqa: ARG002  it is all there at once
     ) -> GeneratedAnswer:
         """One to three sentences in reading order, each with its [n] and citation; at once."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
+from daemon.process.chat_client import Likelihood
 
 _LONGEST_CAUSE = 300  # characters
 Told = Callable[[str], None]
@@ -33,13 +34,30 @@ class Citation:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """What of one question is otherwise than the settings say.
+
+    ``prompt``: of `daemon.answering.prompts`, "" as the settings have it. ``measured``: say how
+    probable what a language model writes is to it, and these ``references``.
+    """
+
+    prompt: str = ""
+    measured: bool = False
+    references: tuple[str, ...] = ()
+
+
+AS_SET = Asking()
+
+
+@dataclass(frozen=True)
 class GeneratedAnswer:
     """An answer whose [n] marks number its citations; without citations nothing was found.
 
     ``instead``: why another generator wrote it than the one that was chosen; "": that one did.
     Where the begin was told while it was written: why it ends before its end.
     ``failed``: that one could not write. ``dropped``: statements that were taken out, for what
-    they cite does not support them.
+    they cite does not support them. ``prompt``: that a language model was asked by; "": none was.
+    ``likelihood``: where that was to be measured, and a language model wrote.
     """
 
     text: str
@@ -47,18 +65,37 @@ class GeneratedAnswer:
     instead: str = ""
     failed: bool = False
     dropped: int = 0
+    prompt: str = ""
+    likelihood: Likelihood | None = None
+
+
+@dataclass(frozen=True)
+class FilledPrompt:
+    """What a language model is sent: of how many passages, and of how many ``tokens``."""
+
+    text: str
+    given: int
+    tokens: int
 
 
 class Generator(Protocol):
     """Writes an answer from passages and from nothing else."""
 
     def generate(
-        self, question: str, passages: Sequence[Ranked], told: Told | None = None
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        how: Asking = AS_SET,
+        told: Told | None = None,
     ) -> GeneratedAnswer:
         """Answer from ``passages``, best first; there may be none.
 
         ``told`` is for one that writes piece by piece. The answer begins with what it heard.
+        Where ``how`` measures it hears nothing.
         """
+
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        """What a language model is sent for it, or would be; raises LearningError, NoRoomError."""
 
 
 def cause_of(error: Exception) -> str:

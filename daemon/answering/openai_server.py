@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.prompts import estimated_tokens
 from daemon.learning.language_model import LanguageModelError
-from daemon.process.chat_client import ChatClient, ChatError, Sampling
+from daemon.process.chat_client import ChatClient, ChatError, Likelihood, Sampling
 
-_BYTES_A_TOKEN = 3  # tokenizers make some four of English, three of German and of figures
 _ANY = 1 << 24
 
 
@@ -30,7 +30,7 @@ class ServedModel:
 
     def count(self, text: str) -> int:
         """An estimate that is rather too high."""
-        return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
+        return estimated_tokens(text)
 
     def write(
         self,
@@ -41,6 +41,12 @@ class ServedModel:
     ) -> str:
         """See `daemon.answering.written.AnswerModel`; raises ChatError."""
         return self.client.reply(text, sampling, within_s, told)
+
+    def measured(
+        self, text: str, sampling: Sampling, within_s: float, _references: Sequence[str]
+    ) -> tuple[str, Likelihood]:
+        """See `daemon.answering.written.AnswerModel`; raises ChatError."""
+        return self.client.measured(text, sampling, within_s)
 
 
 def model(options: AnsweringOptions) -> ServedModel:

@@ -22,12 +22,21 @@ import structlog
 
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.citations import StatementCheck
-from daemon.answering.generator import GeneratedAnswer, Generator, Told, cause_of
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    FilledPrompt,
+    GeneratedAnswer,
+    Generator,
+    Told,
+    cause_of,
+)
 from daemon.answering.options import AnsweringOptions
+from daemon.answering.prompts.kinds import kind_of
 from daemon.answering.prompts.prompts import prompt
 from daemon.learning.language_model import LanguageModelError
 from daemon.library.search import Ranked
-from daemon.process.chat_client import Sampling
+from daemon.process.chat_client import Likelihood, Sampling
 from daemon.process.workers import GivenUp
 
 log = structlog.get_logger()
@@ -59,6 +68,14 @@ class AnswerModel(Protocol):
         nobody waits for it any more.
         """
 
+    def measured(
+        self, text: str, sampling: Sampling, within_s: float, references: Sequence[str]
+    ) -> tuple[str, Likelihood]:
+        """As `write`, and how probable that and the likeliest of ``references`` are to it.
+
+        Nobody hears it while it is written.
+        """
+
 
 class WrittenGenerator:
     """See `daemon.answering.generator.Generator`; ``otherwise`` stands in."""
@@ -76,16 +93,21 @@ class WrittenGenerator:
             log.warning("answers are extracted, not written", cause=self._lacking)
 
     def generate(
-        self, question: str, passages: Sequence[Ranked], told: Told | None = None
+        self,
+        question: str,
+        passages: Sequence[Ranked],
+        how: Asking = AS_SET,
+        told: Told | None = None,
     ) -> GeneratedAnswer:
         """Statements that the passages support, each with its [n], or the other's answer."""
         if not passages:
             return self._otherwise.generate(question, passages)
         if self._model is None:
             return self._instead(question, passages, self._lacking, failed=True)
+        how = replace(how, prompt=kind_of(how.prompt or self._options.prompt, question))
         telling = _Telling(told)
         try:
-            text = self._written(self._model, question, passages, telling)
+            text, likelihood = self._written(self._model, question, passages, how, telling)
         except GivenUp:
             raise
         except Exception as error:  # any: what a stranger's model does nobody can list
@@ -93,48 +115,74 @@ class WrittenGenerator:
             if telling.told_some:
                 log.warning("an answer ends before its end", cause=cause)
                 left = telling.check.left
-                return GeneratedAnswer(left.text, left.citations, cause, True, left.dropped)
+                return GeneratedAnswer(
+                    *(left.text, left.citations, cause, True, left.dropped), prompt=how.prompt
+                )
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
+        by = GeneratedAnswer("", (), prompt=how.prompt, likelihood=likelihood)
         if text.strip().casefold().rstrip(".") == _SAYS_NO:
-            return GeneratedAnswer(NOT_ANSWERED, ())
+            return replace(by, text=NOT_ANSWERED)
         telling.check.read(text)
         left = telling.check.left
         if not left.supported:
             cause = "nothing of what the language model wrote is supported by what it cites"
-            return self._instead(question, passages, cause, dropped=left.dropped)
-        return GeneratedAnswer(left.text, left.citations, dropped=left.dropped)
+            other = self._instead(question, passages, cause, dropped=left.dropped)
+            return replace(other, prompt=how.prompt, likelihood=likelihood)
+        return replace(by, text=left.text, citations=left.citations, dropped=left.dropped)
 
     def _written(
         self,
         model: AnswerModel,
         question: str,
         passages: Sequence[Ranked],
+        how: Asking,
         telling: _Telling,
-    ) -> str:
-        """What the model wrote, while what may be told of it is."""
+    ) -> tuple[str, Likelihood | None]:
+        """What the model wrote, while what may be told of it is, and how probable it is to it."""
         options = self._options
         until = time.monotonic() + options.answer_within_s
+        filled = self._filled(model, how.prompt, question, passages)
+        sampling = Sampling(
+            options.new_tokens,
+            options.sampling_temperature,
+            options.top_p,
+            options.sampling_top_k,
+            options.repetition_penalty,
+            seed=_seed_of(question),
+        )
+        telling.check = StatementCheck(passages[: filled.given], options.unsupported)
+        left = max(0.001, until - time.monotonic())
+        if not how.measured:
+            heard = telling.hear if telling.told is not None else None
+            return model.write(filled.text, sampling, left, heard), None
+        return model.measured(filled.text, sampling, left, how.references)
+
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        """What the model is sent; raises LanguageModelError, NoRoomError."""
+        if self._model is None:
+            raise LanguageModelError(self._lacking)
+        return self._filled(self._model, kind, question, passages)
+
+    def _filled(
+        self, model: AnswerModel, kind: str, question: str, passages: Sequence[Ranked]
+    ) -> FilledPrompt:
+        options = self._options
         room = model.room(options.new_tokens)
         if room < 1:
             raise LanguageModelError(
                 f"the model reads and writes fewer than {options.new_tokens} tokens: lower "
                 "retrieval.new_tokens"
             )
-        asked, given = prompt(
-            options.prompt,
+        text, given = prompt(
+            kind,
             question,
             [one.passage for one in passages],
             min(options.prompt_tokens, room),
             model.count,
             model.special_tokens,
         )
-        sampling = Sampling(
-            options.new_tokens, options.sampling_temperature, options.top_p, seed=_seed_of(question)
-        )
-        telling.check = StatementCheck(passages[:given], options.unsupported)
-        heard = telling.hear if telling.told is not None else None
-        return model.write(asked, sampling, max(0.001, until - time.monotonic()), heard)
+        return FilledPrompt(text, given, model.count(text))
 
     def _instead(
         self,

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from config.recipes import RECIPES
 from daemon.control.context import Calls, Context, ServiceContext
-from daemon.evaluation.answers import LOWER_IS_BETTER
+from daemon.control.library_messages import citation_message, told_threshold
+from daemon.evaluation import abstention, answers
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
+from daemon.jobs.answers import MeanFigure
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EpochProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.readers.documents import Reference
 from daemon.pairs.made import How
 from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
-from daemon.services.answer_evaluation import AnswerEvaluation
+from daemon.services.answer_evaluation import (
+    FAILED_TOLD,
+    AbstentionJudged,
+    AnswerEvaluation,
+    AskedPair,
+)
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
@@ -32,6 +40,8 @@ _HOW: dict[str, How] = {
     "keywords": "keywords",
     "written": "llm",
 }
+_LESS_IS_BETTER = (*answers.LOWER_IS_BETTER, *abstention.LOWER_IS_BETTER)
+_LONGEST_TOLD = 200  # characters of a question that failed
 _KINDS = {how: kind for kind, how in _HOW.items()}
 _WRITTEN_A_PASSAGE = 2  # of different intent, as pFedRAG (appendix C) has them written
 
@@ -192,17 +202,25 @@ class LearningCalls(Calls):
         self, request: control.EvaluateAnswersRequest, context: Context
     ) -> AsyncIterator[control.EvaluateAnswersProgress]:
         """Judge answers to this site's own pairs, step by step."""
+        judge = self._around.services.answers
 
-        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, AnswerEvaluation]:
-            return self._around.services.answers.judge(request.split, listener)
+        async def begin(listener: Callable[[object], None]) -> control.EvaluateAnswersReply:
+            if request.only_abstention:
+                judged = await judge.abstention(request.split, listener)
+                return control.EvaluateAnswersReply(abstention=_abstention_judged(judged))
+            work = judge.so_far() if request.so_far else judge.judge(request.split, listener)
+            return _answers_judged(await work, self._around.settings.retrieval.generator)
 
+        kinds = (EvaluationProgress, AskedPair) if request.tell_answers else (EvaluationProgress,)
         async with self._audited(context, "evaluate-answers") as recorded:
-            async with watched(begin, EvaluationProgress) as (steps, work):
+            async with watched(begin, *kinds) as (steps, work):
                 async for step in steps:
-                    yield control.EvaluateAnswersProgress(**step._asdict())
-                judged = await self._answered(context, work)
-            recorded["questions"] = judged.questions
-        result = _answers_judged(judged, self._around.settings.retrieval.generator)
+                    if isinstance(step, AskedPair):
+                        yield control.EvaluateAnswersProgress(answer=_answer_judged(step))
+                    else:
+                        yield control.EvaluateAnswersProgress(**step._asdict())
+                result = await self._answered(context, work)
+            recorded["questions"] = result.questions or result.abstention.questions
         yield control.EvaluateAnswersProgress(step="done", result=result)
 
     async def LearningCurve(
@@ -257,7 +275,21 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
 
 def _answers_judged(judged: AnswerEvaluation, generator: str) -> control.EvaluateAnswersReply:
     return control.EvaluateAnswersReply(
+        pairs=judged.pairs,
         questions=judged.questions,
+        asked_before=judged.asked_before,
+        partial=judged.partial,
+        failed=[
+            control.FailedQuestions(
+                cause=cause,
+                questions=len(pairs),
+                first=[
+                    f"{pair.query[:_LONGEST_TOLD]} ({pair.positives[0]})"
+                    for pair in pairs[:FAILED_TOLD]
+                ],
+            )
+            for cause, pairs in sorted(judged.failed.items(), key=lambda one: -len(one[1]))
+        ],
         without_answer=judged.without_answer,
         unanswered=judged.unanswered,
         split=judged.split,
@@ -278,17 +310,45 @@ def _answers_judged(judged: AnswerEvaluation, generator: str) -> control.Evaluat
             control.MissingFigure(metric=name, cause=cause)
             for name, cause in judged.missing.items()
         ],
+        abstention=_abstention_judged(judged.abstention),
     )
 
 
-def _answer_figures(intervals: dict[str, Interval]) -> list[control.AnswerFigure]:
+def _abstention_judged(judged: AbstentionJudged) -> control.AbstentionFigures:
+    return control.AbstentionFigures(
+        threshold=told_threshold(judged.by),
+        fitted_on=judged.by.questions,
+        questions=judged.questions,
+        split=judged.split,
+        figures=_answer_figures(judged.figures),
+        missing=judged.cause,
+    )
+
+
+def _answer_judged(one: AskedPair) -> control.JudgedAnswer:
+    known = one.pair.reference or Reference()
+    return control.JudgedAnswer(
+        question=one.pair.query,
+        references=known.answers,
+        documents=one.pair.positives,
+        answer=one.answered.text,
+        citations=[citation_message(citation) for citation in one.answered.citations],
+        abstained=not one.answered.citations,
+        instead=one.answered.instead,
+        qtype=known.qtype,
+        reasoning=known.reasoning,
+    )
+
+
+def _answer_figures(intervals: Mapping[str, Interval]) -> list[control.AnswerFigure]:
     return [
         control.AnswerFigure(
             metric=metric,
             mean=f.mean,
             low=f.low,
             high=f.high,
-            lower_is_better=metric in LOWER_IS_BETTER,
+            lower_is_better=metric in _LESS_IS_BETTER,
+            questions=f.questions if isinstance(f, MeanFigure) else 0,
         )
         for metric, f in intervals.items()
     ]

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import structlog
 
+from daemon.answering.answering import Answered
+from daemon.answering.prompts.kinds import AUTO, FOR, guessed, kind_of
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.library_messages import (
     citation_message,
@@ -21,11 +23,14 @@ from daemon.control.library_messages import (
     pair_message,
     parsed,
     passage_messages,
+    prompts_message,
     stored_message,
+    tried_message,
     waiting_message,
     waiting_of,
 )
 from daemon.control.originals import taken
+from daemon.jobs.prompts import try_prompt
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.readers.documents import (
     Pair,
@@ -331,6 +336,7 @@ class LibraryCalls(Calls):
             # Owed, if need be: people get their answers from a site whose disk is full, too.
             await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
         seconds = _took(started)
+        metrics.count(_outcome(answered))
         return control.AskReply(
             answer=answered.text,
             citations=[citation_message(citation) for citation in answered.citations],
@@ -343,6 +349,37 @@ class LibraryCalls(Calls):
             dropped=answered.dropped,
             unread_language=answered.unread_language,
         )
+
+    async def ListPrompts(
+        self, _request: control.ListPromptsRequest, _context: Context
+    ) -> control.ListPromptsReply:
+        """What a language model is asked by."""
+        retrieval = self._around.settings.retrieval
+        return await asyncio.to_thread(prompts_message, retrieval.prompt, retrieval.generator)
+
+    async def TestPrompt(
+        self, request: control.TestPromptRequest, context: Context
+    ) -> control.TestPromptReply:
+        """What it would be sent for a question; texts of documents, and so audited."""
+        if request.name not in (*FOR, AUTO):
+            known = ", ".join((*FOR, AUTO))
+            cause = f"there is no prompt {request.name!r}"
+            await refuse(context, cause, f"Use one of: {known}", senseless=True)
+        kind = kind_of(request.name, request.question)
+        top_k = request.top_k or self._around.settings.retrieval.top_k
+        outcome, citations = "refused or failed", 0
+        try:
+            asked = (kind, request.question, list(request.documents), top_k, request.run)
+            work = self._driver.collection.with_open_version(try_prompt, *asked)
+            tried = await self._answered(context, work)
+            outcome = "answered"
+            citations = len(tried.answer.citations) if tried.answer is not None else 0
+        finally:
+            await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
+        reply = tried_message(tried)
+        reply.name = kind
+        reply.guessed_by = guessed(request.question)[1] if request.name == AUTO else ""
+        return reply
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
         """Passages for a question, without an answer."""
@@ -380,6 +417,13 @@ def _took(started: float) -> float:
     metrics.count("hanse_questions")
     metrics.count("hanse_question_seconds", seconds)
     return seconds
+
+
+def _outcome(answered: Answered) -> str:
+    """The metric that counts answers like this one; an extract in another's place is its own."""
+    if not answered.citations:
+        return "hanse_answers_abstained"
+    return "hanse_answers_instead" if answered.instead else "hanse_answers_given"
 
 
 class _Lost:

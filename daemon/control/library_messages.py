@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from os.path import normpath
 from typing import Final, cast
 
+from daemon.answering.abstention import Abstention
 from daemon.answering.generator import Citation
+from daemon.answering.prompts.kinds import FOR, OTHERWISE, RULES
+from daemon.answering.prompts.prompts import slots_of, text_of
 from daemon.jobs.answering import Searched
+from daemon.jobs.prompts import TriedPrompt
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.catalogue.waiting import StoredWaiting
@@ -228,6 +233,43 @@ def _utf8(text: str) -> str:
 def citation_message(citation: Citation) -> control.Citation:
     """A citation of an answer, or a passage that it could be made of."""
     return control.Citation(**asdict(citation))
+
+
+def prompts_message(in_force: str, generator: str) -> control.ListPromptsReply:
+    """The prompts as their files have them, and the rule of auto; reads files."""
+    return control.ListPromptsReply(
+        prompts=[
+            control.PromptFile(
+                name=kind, slots=slots_of(kind), text=text_of(kind), **{"for": questions}
+            )
+            for kind, questions in FOR.items()
+        ],
+        in_force=in_force,
+        generator=generator,
+        rules=[
+            *(f"{rule.kind}: a question that {rule.says}" for rule in RULES),
+            f"{OTHERWISE}: any other",
+        ],
+    )
+
+
+def tried_message(tried: TriedPrompt) -> control.TestPromptReply:
+    """A filled prompt, and the answer where it was wanted."""
+    reply = control.TestPromptReply(
+        text=tried.filled.text,
+        passages=tried.filled.given,
+        found=tried.found,
+        tokens=tried.filled.tokens,
+    )
+    if (answer := tried.answer) is not None:
+        reply.answer, reply.instead, reply.dropped = answer.text, answer.instead, answer.dropped
+        reply.citations.extend(map(citation_message, answer.citations))
+    return reply
+
+
+def told_threshold(abstention: Abstention) -> float:
+    """The evidence below which no question is answered; NaN where every one is."""
+    return abstention.threshold if math.isfinite(abstention.threshold) else math.nan
 
 
 def found_messages(searched: Searched, explain: bool) -> list[control.FoundPassage]:

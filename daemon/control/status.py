@@ -8,8 +8,11 @@ import pwd
 import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from daemon.control.context import Calls, Context, refuse
+from daemon.control.library_messages import told_threshold
+from daemon.jobs.answering import OpenIndex
 from daemon.library.readers.documents import INSTALL_OCR
 from daemon.library.readers.pdf import engines
 from daemon.process import metrics
@@ -51,7 +54,7 @@ class StatusCalls(Calls):
         pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
-        waiting = max(0, counts.passages - driver.collection.indexed)
+        waiting = max(0, counts.passages - driver.collection.opened.passages)
         return control.StatusReply(
             site=driver.identity.site_id,
             federation_id=driver.identity.federation_id,
@@ -97,8 +100,7 @@ class StatusCalls(Calls):
                 *await waiting_for_ocr(counts.waiting),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
-            index_recall=driver.collection.index_recall,
-            index_engine=driver.collection.index_engine,
+            **_of_index(driver.collection.opened),
             documents_waiting=counts.waiting,
             erasure_owed=owed,
             library_change=driver.collection.changes.under_way,
@@ -211,6 +213,15 @@ class StatusCalls(Calls):
         while commits := await asyncio.to_thread(store.rounds_from, first, _CHAIN_PART):
             yield control.ChainPart(certificates=[c.certificate for c in commits])
             first = commits[-1].certificate.body.round + 1
+
+
+def _of_index(opened: OpenIndex) -> dict[str, Any]:
+    return {
+        "index_recall": opened.recall,
+        "index_engine": opened.engine,
+        "abstention_threshold": told_threshold(opened.abstention),
+        "abstention_pairs": opened.abstention.questions,
+    }
 
 
 def _break(record: BreakRecord) -> control.AuditBreak:

@@ -20,9 +20,14 @@ wer        the same of words; capitals and punctuation count in both
 cites-p    share of the cited documents that are right; 0 where none is cited
 cites-r    share of the right documents that are cited
 answered   whether there was an answer at all
+ppl-reference  perplexity of the right answer behind the prompt that was asked, passages and all:
+           the exponential of a token's mean negative log-likelihood (Jelinek et al., 1977)
+ppl-written  the same of what the model wrote, before it is checked (FedE4RAG, section V-B)
 ========== ======================================================================
 
-All lie between 0 and 1, but for cer and wer, and are the better the greater, but for these.
+All lie between 0 and 1, but for error rates and perplexities, and are the better the greater, but
+for these. A perplexity is the geometric mean of those of the questions for which a language model
+wrote, which may be fewer; those of models with different tokens do not compare.
 Where several answers are right, each figure is that of the one it is best for; the three of
 a ROUGE are of the one with the best -f. No answer counts as an empty one. A question
 counts as much as another.
@@ -46,14 +51,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from daemon.library.readers.documents import answer_of
+from daemon.process.chat_client import Likelihood
 
-LOWER_IS_BETTER = ("cer", "wer")
+PERPLEXITIES = ("ppl-reference", "ppl-written")
+LOWER_IS_BETTER = ("cer", "wer", *PERPLEXITIES)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = re.compile(r"\s?\[(\d+(?:\s?,\s?\d+)*)\]")
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|(?:(?![{_IDEOGRAPHS}])[^\W_])+")
 _IDEOGRAPH = re.compile(rf"[{_IDEOGRAPHS}]")
 _ROUGE = {"rouge1": "rouge-1", "rouge2": "rouge-2", "rougeL": "rouge-l"}
+_DIVERGED = 700.0  # nats; its exponential is hardly a number any more
 _STEMMED = 4  # letters of a word that is stemmed, at least, as rouge-score has it
 
 Figures = dict[str, float]
@@ -61,10 +69,14 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures of one answer; ``missing``: those that can't be had, with the reason."""
+    """Figures of one answer; ``missing``: those that can't be had, with the reason.
+
+    ``nats``: logarithms of the perplexities that it has.
+    """
 
     figures: Figures
     missing: dict[str, str] = field(default_factory=dict)
+    nats: Figures = field(default_factory=dict)
 
 
 def without_marks(text: str, numbers: Iterable[int]) -> str:
@@ -99,6 +111,18 @@ def score_text(answer: str, references: Sequence[str]) -> Scores:
             "name it in fedd's NLTK_DATA"
         )
     return scores
+
+
+def score_likelihood(scores: Scores, likelihood: Likelihood | None) -> None:
+    """Add the perplexities; None: no language model wrote, or none was asked."""
+    if likelihood is None:
+        scores.missing.update(dict.fromkeys(PERPLEXITIES, "no language model wrote an answer"))
+        return
+    for name, nats in zip(PERPLEXITIES, (likelihood.reference, likelihood.written), strict=True):
+        if nats is not None and nats <= _DIVERGED:
+            scores.nats[name] = nats
+        else:
+            scores.missing[name] = likelihood.lacking or "it is beyond all numbers"
 
 
 def score_citations(cited: Iterable[str], positives: Iterable[str]) -> Figures:

@@ -63,14 +63,15 @@ def held_out(library: Library, split: str, *, most: int | None = None) -> tuple[
     for name in wanted:
         pairs = library.pairs(name)
         if pairs:
-            return name, _some(pairs, most)
+            return name, some_of(pairs, most)
     raise EvaluationError(
         f"there are no pairs of split {' or '.join(wanted)} here whose documents are in the "
         "library: ingest some (fedctl ingest)"
     )
 
 
-def _some(pairs: list[Pair], most: int | None) -> list[Pair]:
+def some_of(pairs: list[Pair], most: int | None) -> list[Pair]:
+    """So many of them in their order, always the same ones; None: all."""
     if most is None or len(pairs) <= most:
         return pairs
     chance = np.random.Generator(np.random.Philox(key=_RANDOM_SAMPLE))

@@ -21,17 +21,18 @@ from typer.exceptions import TyperException
 from daemon.fedctl.commands import (
     audit,
     documents,
-    evaluate,
     learning,
     library,
     mcp,
     pairs,
     privacy,
+    prompts,
     rounds,
     status,
     tokens,
     train,
 )
+from daemon.fedctl.commands.evaluation import evaluate
 from daemon.fedctl.commands.federation import authority, manifest, site
 from daemon.fedctl.demo import run
 from daemon.fedctl.terminal.options import command
@@ -59,6 +60,7 @@ _TOPICS = (
     train,
     learning,
     evaluate,
+    prompts,
     status,
     privacy,
     authority,

@@ -22,6 +22,7 @@ from config.kinds import RetrievalLevel
 from crypto.arrays import Float32
 from daemon.answering.abstention import (
     ALWAYS_ANSWERS,
+    Abstention,
     by_pairs,
     evidence_among,
     evidence_without_answers,
@@ -35,6 +36,7 @@ from daemon.answering.embedding import (
     SentenceEmbedder,
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
+from daemon.answering.generator import AS_SET, Asking
 from daemon.answering.generators import CHECKS, GENERATORS
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
@@ -198,6 +200,15 @@ class OpenIndex:
     accuracy: Accuracy
     lacking: str  # as in `OpenVersion`
     views: list[Collections]  # to be made anew before somebody asks of them (`renew_view`)
+    abstention: Abstention = ALWAYS_ANSWERS
+
+    @property
+    def recall(self) -> float:
+        """As `Accuracy`; 0 where it is empty."""
+        return self.accuracy.recall if self.passages else 0.0
+
+
+NONE_OPEN = OpenIndex(0, "", Accuracy(0, 0.0, 0.0), "", [])
 
 
 def check(options: AnsweringOptions, device: str) -> None:
@@ -266,7 +277,8 @@ def open_version(
     if previous is not None:
         previous.close()
     _open = _fitted(_open, spec, options.lost_answers)
-    return OpenIndex(index.count, index.base.engine, index.base.accuracy, lacking, _views.kept)
+    held = index.count, index.base.engine, index.base.accuracy
+    return OpenIndex(*held, lacking, _views.kept, _open.abstention)
 
 
 def renew_view(collections: Collections) -> None:
@@ -274,19 +286,23 @@ def renew_view(collections: Collections) -> None:
     _allowed(collections)
 
 
-def ask(question: str, top_k: int, collections: Collections | None = None) -> Answered:
+def ask(
+    question: str, top_k: int, how: Asking = AS_SET, collections: Collections | None = None
+) -> Answered:
     """Answer a question from the open version; raises QuestionRefusedError, NotOpenError.
 
     ``collections``: of these alone, as if there were no others; LibraryError where their
     documents can't be read. None: of all.
     """
-    return _allowed(collections).answer(question, top_k)
+    return _allowed(collections).answer(question, top_k, how)
 
 
-def ask_telling(question: str, top_k: int, collections: Collections | None = None) -> Answered:
+def ask_telling(
+    question: str, top_k: int, how: Asking = AS_SET, collections: Collections | None = None
+) -> Answered:
     """As `ask`; reports `AnswerSoFar` while a language model writes."""
     version = _allowed(collections)
-    return version.answer(question, top_k, lambda text: report(AnswerSoFar(text)))
+    return version.answer(question, top_k, how, lambda text: report(AnswerSoFar(text)))
 
 
 def search(
@@ -318,7 +334,7 @@ def embed(texts: list[str], _collections: Collections | None = None) -> tuple[Fl
 
     No document has a part in it, so it is the same for all collections.
     """
-    version = _opened()
+    version = opened_version()
     return version.retriever.embed_queries(texts), version.model_digest
 
 
@@ -329,7 +345,7 @@ def rank_anew(split: str, seconds: float) -> EvaluationProgress:
     to be done without a cross-encoder. Raises what `evaluate` does.
     """
     until = time.monotonic() + seconds
-    version = _opened()
+    version = opened_version()
     if version.cross_encoder is None:
         return EvaluationProgress("cross-encoder")
     anew = _anew.get(split)
@@ -348,7 +364,7 @@ def evaluate(split: str) -> Evaluation:
     are no pairs, and when passages are not in the index yet, NotOpenError.
     """
     started = time.monotonic()
-    version = _opened()
+    version = opened_version()
     wanted, (split, pairs, asked) = split, _questions(version, split)
     anew = _Anew([], [])
     if version.cross_encoder is not None:
@@ -424,7 +440,7 @@ def forget_removed(library_path: Path, sentences_path: Path) -> None:
 
 def _allowed(collections: Collections | None) -> OpenVersion:
     """What answers who may ask of these; None: of all."""
-    opened = _opened()
+    opened = opened_version()
     if collections is None or _as_asked is None:
         return opened
     spec, path, options = _as_asked
@@ -439,7 +455,7 @@ def _allowed(collections: Collections | None) -> OpenVersion:
             generator=GENERATORS[options.generator](*embedders, options),
             sentences=_sentences(options.level, version.library, version.embed_sentences),
             weights=USUAL_WEIGHTS,
-            weighed_by=0,
+            weighed_on=(),
             abstention=ALWAYS_ANSWERS,
         )
 
@@ -458,14 +474,15 @@ def _fitted(
     ``keep``: what the frozen encoder makes of them, in the version's library.
     """
     pairs, weights = _for_validation(version), version.weights
-    met = _met(version, [pair.query for pair in pairs], keep=keep) if pairs else []
+    met = met_by(version, [pair.query for pair in pairs], keep=keep) if pairs else []
     if pairs:
         weights = weigh(version.library, pairs, met)
-        version = replace(version, weights=weights, weighed_by=len(pairs))
+        asked = tuple(pair.query for pair in pairs)
+        version = replace(version, weights=weights, weighed_on=asked)
     if not lost:
         return version
     features = _general_features(spec) if version.retriever.uses_features else None
-    general = evidence_among(_met(version, GENERAL_QUESTIONS, features), weights)
+    general = evidence_among(met_by(version, GENERAL_QUESTIONS, features), weights)
     if not pairs:
         return replace(version, abstention=without_pairs(general))
     unanswered = evidence_without_answers(met, pairs, weights, version.library.document_of())
@@ -482,7 +499,7 @@ def _for_validation(version: OpenVersion) -> list[Pair]:
     return pairs if len(pairs) >= FEWEST_TO_WEIGH else []
 
 
-def _met(
+def met_by(
     version: OpenVersion,
     queries: Sequence[str],
     features: Float32 | None = None,
@@ -555,7 +572,8 @@ def _sentence_embedder(
     return KeptSentences(retriever, kept)
 
 
-def _opened() -> OpenVersion:
+def opened_version() -> OpenVersion:
+    """The one that answers; raises NotOpenError."""
     if _open is None:
         raise NotOpenError("no model version is open yet: ingest documents, then ask again")
     return _open

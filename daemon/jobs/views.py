@@ -37,12 +37,12 @@ class _Fitted:
     """What of an `OpenVersion` is."""
 
     weights: RankingWeights
-    weighed_by: int
+    weighed_on: tuple[str, ...]
     abstention: Abstention
 
     @classmethod
     def of(cls, version: OpenVersion) -> _Fitted:
-        return cls(version.weights, version.weighed_by, version.abstention)
+        return cls(version.weights, version.weighed_on, version.abstention)
 
 
 @dataclass

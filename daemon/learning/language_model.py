@@ -6,17 +6,21 @@ imported where a worker's job calls: this file's names may be held by any proces
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from daemon.learning.options import LearningError
-from daemon.process.chat_client import Sampling
+from daemon.process.chat_client import Likelihood, Sampling
 from daemon.process.workers import GivenUp, given_up
 
+_REFERENCES = 3  # right answers whose likelihood is looked at
+_FORETOLD = 512  # tokens of a text, at most
 _ENDLESS = 1 << 24  # tokens; tokenizers say 10^30 where they know no limit
 
 
@@ -30,6 +34,7 @@ class LanguageModel:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._to_text = bool(model.config.is_encoder_decoder)
+        self._keeps_few = "logits_to_keep" in inspect.signature(model.forward).parameters
         positions = getattr(model.config, "max_position_embeddings", None) or _ENDLESS
         self._longest = min(int(positions), int(tokenizer.model_max_length), _ENDLESS)
 
@@ -116,12 +121,17 @@ class LanguageModel:
             raise LanguageModelError(
                 f"a prompt has {len(ids)} tokens and the model room for {room}"
             )
-        drawn: dict[str, Any] = {"do_sample": False}
+        # All of it: what is not said would be as the model's folder has it.
+        drawn: dict[str, Any] = {
+            "do_sample": False,
+            "repetition_penalty": sampling.repetition,
+        }
         if sampling.temperature > 0:
-            drawn = {
+            drawn |= {
                 "do_sample": True,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
             }
         tokenizer = self._tokenizer
         padding = tokenizer.pad_token_id
@@ -154,6 +164,75 @@ class LanguageModel:
                 "wait longer"
             )
         return decoded(out[0])
+
+    def measured(
+        self,
+        text: str,
+        sampling: Sampling,
+        within_s: float | None = None,
+        references: Sequence[str] = (),
+    ) -> tuple[str, Likelihood]:
+        """As `write`, and how probable that and the likeliest of ``references`` are to the model.
+
+        Of the first `_REFERENCES`, which take a pass of the model each, after ``within_s``; between
+        two passes it is looked at whether anybody waits for it. Raises what `write` does.
+        """
+        written = self.write(text, sampling, within_s)
+        lacking = ""
+
+        def nats(texts: Sequence[str]) -> float | None:
+            nonlocal lacking
+            try:
+                return min((self.surprise(text, one) for one in texts), default=None)
+            except LanguageModelError as error:
+                lacking = str(error)
+                return None
+
+        behind = [self._behind(one) for one in references[:_REFERENCES]]
+        return written, Likelihood(nats([written]), nats(behind), lacking)
+
+    def surprise(self, text: str, continuation: str) -> float:
+        """Mean negative log-likelihood of a text's tokens behind a prompt, in nats a token.
+
+        Of its first `_FORETOLD` (Jelinek et al. 1977). Raises LanguageModelError where there is no
+        token, no room for it, or the figure isn't finite, and GivenUp before its pass.
+        """
+        import torch
+
+        if given_up():
+            raise GivenUp("nobody waits for what the language model is asked")
+        ids, asked = self._ids(text), self._tokenizer(continuation, add_special_tokens=False)
+        more: list[int] = asked["input_ids"][:_FORETOLD]
+        if not more:
+            raise LanguageModelError("there is no token to foretell")
+        if len(ids) > self.room(len(more)):
+            raise LanguageModelError("the model has no room for the text behind the prompt")
+        device, wanted = self._model.device, len(more)
+        aims = torch.tensor(more, device=device)
+        with torch.inference_mode():
+            if self._to_text:
+                asks = torch.tensor([ids], device=device)
+                logits = self._model(input_ids=asks, labels=aims[None]).logits[0]
+            else:
+                asks = torch.tensor([ids + more], device=device)
+                # Of the last tokens alone, where the model can: a row has a number for every word.
+                few = {"logits_to_keep": wanted + 1} if self._keeps_few else {}
+                logits = self._model(input_ids=asks, **few).logits[0, -wanted - 1 : -1]
+            lost = [
+                torch.nn.functional.cross_entropy(
+                    logits[row : row + 64].float(), aims[row : row + 64], reduction="sum"
+                ).item()
+                for row in range(0, wanted, 64)
+            ]
+        mean = math.fsum(lost) / wanted
+        if not math.isfinite(mean):
+            raise LanguageModelError("the model gives a token of the text no probability")
+        return mean
+
+    def _behind(self, text: str) -> str:
+        """As it would go on behind a prompt that is no turn of a conversation: with a space."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return text if self._to_text or template else f" {text}"
 
     def _ids(self, text: str) -> list[int]:
         tokenizer = self._tokenizer

@@ -12,23 +12,42 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import json
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from daemon.process.workers import GivenUp, given_up, when_given_up
 
+T = TypeVar("T")
+
 MOST_BYTES = 1 << 20  # of a reply
 _MOST_STREAMED = 16 << 20  # of one in pieces, of which each has some hundred bytes around a word
 _END = "[DONE]"
+_NOT_UNDERSTOOD = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.UNPROCESSABLE_ENTITY)
+_CERTAIN = 1e-3  # a log-probability is 0 at most; servers round
+_OF_ITS_OWN = "a server tells how probable what it writes is, and no other text"
+# Fields of OpenAI's interface that every server knows.
+_OPENAIS = ("model", "messages", "temperature", "top_p", "max_tokens", "seed", "stream")
 
 
 class ChatError(Exception):
     """The server can't be asked, or its reply is none; the message says why and what to do."""
+
+
+class ChatRefused(ChatError):
+    """The server doesn't take what it was asked for; ``status``: its answer's."""
+
+    def __init__(self, url: str, status: int, body: dict[str, Any]) -> None:
+        extra = ", ".join(name for name in body if name not in _OPENAIS)
+        unknown = f" (maybe it does not know {extra})" if extra else ""
+        super().__init__(f"the language model at {url} answered {status}: see its own log{unknown}")
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -36,14 +55,31 @@ class Sampling:
     """How the next token is drawn; ``temperature`` 0: the likeliest one, always.
 
     ``new_tokens``: of a reply, at most. ``top_p``: the least set of tokens with that much
-    probability is drawn from (Holtzman et al. 2020). ``seed``: the same draws give the same
+    probability is drawn from (Holtzman et al. 2020), and of these the likeliest ``top_k`` (Fan et
+    al. 2018; 0: all). ``repetition``: what the score of a token that stands there already is
+    divided by (Keskar et al. 2019; 1: nothing). ``seed``: the same draws give the same
     reply; None: as the server pleases.
     """
 
     new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    repetition: float = 1.0
     seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How a language model foretells a text, in nats a token: its exponential is the perplexity.
+
+    ``written``: what it wrote itself; ``reference``: what is given to it, the likeliest of several.
+    None: that isn't known, and ``lacking`` says why.
+    """
+
+    written: float | None = None
+    reference: float | None = None
+    lacking: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +117,27 @@ class ChatClient:
         ``within_s``: from now until the last byte. ``told`` hears what is said so far, again and
         again, where the server sends pieces. Raises ChatError, GivenUp, and what ``told`` does.
         """
+        body = self._body(text, sampling)
+        if told is not None:
+            body["stream"] = True
+        return self._exchanged(body, within_s, lambda reply: self._said(reply, told))
+
+    def measured(self, text: str, sampling: Sampling, within_s: float) -> tuple[str, Likelihood]:
+        """As `reply`, and how probable that was to the model, where the server tells.
+
+        One that refuses to is asked once more without. Raises ChatError, GivenUp.
+        """
+        until = time.monotonic() + within_s
+        body = self._body(text, sampling) | {"logprobs": True}
+        try:
+            data = self._exchanged(body, within_s, lambda reply: reply.read(MOST_BYTES + 1))
+        except ChatRefused as refused:
+            lacking = f"the language model at {self.url} refuses to tell them ({refused.status})"
+            left = max(0.001, until - time.monotonic())
+            return self.reply(text, sampling, left), Likelihood(lacking=lacking)
+        return _content(data, self.url), _likelihood(data, self.url)
+
+    def _body(self, text: str, sampling: Sampling) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
@@ -88,13 +145,18 @@ class ChatClient:
             "top_p": sampling.top_p,
             "max_tokens": sampling.new_tokens,
         }
+        body.update(_beyond_openai(sampling))
         if sampling.seed is not None:
             body["seed"] = sampling.seed
-        if told is not None:
-            body["stream"] = True
-        return self._exchanged(json.dumps(body).encode(), within_s, told)
+        return body
 
-    def _exchanged(self, body: bytes, within_s: float, told: Callable[[str], None] | None) -> str:
+    def _exchanged(
+        self,
+        body: dict[str, Any],
+        within_s: float,
+        read: Callable[[http.client.HTTPResponse], T],
+    ) -> T:
+        """What is read of the server's reply to that, if it is one."""
         parts = urlsplit(self.url)
         # By its address: a name in /etc/hosts may point anywhere. No proxy is asked.
         host = "127.0.0.1" if parts.hostname == "localhost" else str(parts.hostname)
@@ -110,10 +172,12 @@ class ChatClient:
                 connection.request(
                     "POST",
                     f"{parts.path.rstrip('/')}/chat/completions",
-                    body,
+                    json.dumps(body).encode(),
                     {"Content-Type": "application/json"},
                 )
-                said = self._said(connection.getresponse(), told)
+                reply = connection.getresponse()
+                self._check_taken(body, reply.status)
+                said = read(reply)
         except (OSError, http.client.HTTPException, ChatError) as error:
             if given_up() and not self.to_its_end:
                 raise GivenUp("nobody waits for the language model's reply") from error
@@ -131,12 +195,14 @@ class ChatClient:
             raise self._late(within_s)
         return said
 
+    def _check_taken(self, body: dict[str, Any], status: int) -> None:
+        """The reply itself is told nobody: it may repeat what was asked, and goes into the log."""
+        if status in _NOT_UNDERSTOOD:
+            raise ChatRefused(self.url, status, body)
+        if status != http.HTTPStatus.OK:  # a redirection, too: it is not followed
+            raise ChatError(f"the language model at {self.url} answered {status}: see its own log")
+
     def _said(self, reply: http.client.HTTPResponse, told: Callable[[str], None] | None) -> str:
-        if reply.status != http.HTTPStatus.OK:  # a redirection, too: it is not followed
-            # Not what it said: that may repeat what was asked, and goes into the log.
-            raise ChatError(
-                f"the language model at {self.url} answered {reply.status}: see its own log"
-            )
         if told is not None and reply.headers.get_content_type() == "text/event-stream":
             return self._told(reply, told)
         return _content(reply.read(MOST_BYTES + 1), self.url)
@@ -186,6 +252,15 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
         timer.cancel()
 
 
+def _beyond_openai(sampling: Sampling) -> dict[str, Any]:
+    """What OpenAI's interface lacks, by the names that servers know it by; only where it is on."""
+    extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
+    if sampling.repetition != 1.0:
+        # vLLM, SGLang and TGI; llama.cpp
+        extra |= dict.fromkeys(("repetition_penalty", "repeat_penalty"), sampling.repetition)
+    return extra
+
+
 def _too_long(url: str) -> str:
     return f"the language model at {url} sent more than {MOST_BYTES >> 20} MiB"
 
@@ -222,6 +297,20 @@ def _content(data: bytes, url: str) -> str:
             f"the reply from {url} is no chat completion: is it an OpenAI-compatible server?"
         ) from error
     return text if isinstance(text, str) else ""
+
+
+def _likelihood(data: bytes, url: str) -> Likelihood:
+    """Of a reply that is a completion; a stranger's numbers, and so checked."""
+    lacking = f"the language model at {url} tells no log-probabilities"
+    try:
+        tokens = json.loads(data)["choices"][0]["logprobs"]["content"]
+        told = [token["logprob"] for token in tokens]
+    except (LookupError, TypeError):  # null, or of another form
+        return Likelihood(lacking=lacking)
+    good = all(isinstance(one, int | float) and -math.inf < one <= _CERTAIN for one in told)
+    if not told or not good:
+        return Likelihood(lacking=lacking)
+    return Likelihood(written=max(0.0, -math.fsum(told) / len(told)), lacking=_OF_ITS_OWN)
 
 
 def _is_local(host: str | None) -> bool:

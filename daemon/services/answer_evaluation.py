@@ -2,27 +2,42 @@
 
 A question at a time goes to the answering worker, and its answer to be scored: whoever asks
 meanwhile waits for one of them. The figures stay at the site, as do the right answers.
+
+One that fails is counted with its cause, and the rest goes on. Where an evaluation is given up,
+what was asked by then is kept in memory: its figures can be had, and the next evaluation of the
+same version goes on from there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+import structlog
+
+from daemon.answering.abstention import ALWAYS_ANSWERS, Abstention
 from daemon.answering.answering import Answered
-from daemon.evaluation.answers import Figures, Scores
+from daemon.answering.generator import Asking, cause_of
+from daemon.evaluation.answers import Scores
 from daemon.evaluation.intervals import Interval
 from daemon.jobs import answers as answer_jobs
-from daemon.jobs.answers import GivenAnswer, LabelFigures
+from daemon.jobs.answers import GivenAnswer, LabelFigures, MeanFigure
 from daemon.learning.options import EvaluationError, EvaluationProgress
 from daemon.library.readers.documents import Pair
 from daemon.library.store import Library
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
 
+log = structlog.get_logger()
+
 _LABELS = ("qtype", "reasoning")
+_AT_ONCE = 32  # questions whose evidence is found, of which whoever asks meanwhile waits for all
+FAILED_TOLD = 3  # of the questions that failed for one cause
+_IN_A_ROW = 20  # questions that fail: the next would, too, and each may take long to
+_GIVEN_UP = "it was given up"
 
 
 class NothingToCompareError(EvaluationError):
@@ -30,22 +45,70 @@ class NothingToCompareError(EvaluationError):
 
 
 @dataclass(frozen=True)
+class AbstentionJudged:
+    """How well it is told what the documents answer, by `daemon.evaluation.abstention`.
+
+    ``cause``: why there are no figures.
+    """
+
+    by: Abstention = ALWAYS_ANSWERS
+    questions: int = 0
+    split: str = ""
+    figures: dict[str, Interval] = field(default_factory=dict)
+    cause: str = ""
+
+
+@dataclass(frozen=True)
 class AnswerEvaluation:
     """Figures of `daemon.evaluation.answers` over the answers to a split's questions.
 
+    ``pairs``: those of the split that say a right answer; ``questions``: of them, those that were
+    asked and scored, which the figures are over; ``failed``: the others' questions and documents
+    by the cause. ``partial``: why not all were asked; "": they were. ``asked_before``: by an
+    evaluation that was given up.
     ``without_answer``: pairs of the split that say no right answer, and were not asked;
     ``unanswered``: questions that were, and met nothing. ``missing``: as in `Scores`.
     """
 
     split: str
+    pairs: int
     questions: int
+    failed: dict[str, list[Pair]]
+    partial: str
+    asked_before: int
     without_answer: int
     unanswered: int
-    figures: dict[str, Interval]
+    figures: dict[str, MeanFigure]
     by_label: list[LabelFigures]
     missing: dict[str, str]
+    abstention: AbstentionJudged
     model_digest: bytes
     seconds: float
+
+
+@dataclass(frozen=True)
+class AskedPair:
+    """A pair, what it was answered with, and how near that is to what is right."""
+
+    pair: Pair
+    answered: Answered
+    scores: Scores
+
+
+@dataclass
+class _UnderWay:
+    """What an evaluation has come to; the next one goes on from there, if ``of`` is the same."""
+
+    of: tuple[object, ...] = ()  # the version, its index, and what is the site's own of it
+    split: str = ""
+    pairs: list[Pair] = field(default_factory=list)
+    without: int = 0
+    asked: dict[Pair, AskedPair] = field(default_factory=dict)
+    failed: dict[str, list[Pair]] = field(default_factory=dict)
+    abstention: AbstentionJudged = AbstentionJudged(cause=f"not measured: {_GIVEN_UP}")
+    partial: str = _GIVEN_UP
+    before: int = 0
+    started: float = field(default_factory=time.monotonic)
 
 
 class AnswerJudge:
@@ -54,46 +117,134 @@ class AnswerJudge:
     def __init__(self, collection: Collection, answering: Worker) -> None:
         self._collection = collection
         self._answering = answering
+        self._kept = _UnderWay()
 
     async def judge(
         self, split: str, listener: Callable[[object], None] = lambda _: None
     ) -> AnswerEvaluation:
         """Ask and score each pair of a split that says a right answer; "": test, or else valid.
 
-        ``listener`` gets `EvaluationProgress`; whoever cancels waits for no other question.
-        Raises NothingToCompareError, EvaluationError where another version has come to answer,
-        and what asking does.
+        ``listener`` gets `EvaluationProgress`, and each `AskedPair`. Whoever cancels waits for no
+        other question; `so_far` has the figures then, and the next call asks the rest. Where
+        another version comes to answer meanwhile, it ends with what the first one was asked.
+        Raises NothingToCompareError, and EvaluationError where every question failed.
         """
-        started = time.monotonic()
         listener(EvaluationProgress("index"))
         await self._collection.until_settled()
         split, pairs, without = await self._collection.read(partial(_referenced, split=split))
-        scored: list[Scores] = []
-        digest = b""
-        for pair in pairs:
-            listener(EvaluationProgress("answers", len(scored), len(pairs)))
-            answered = await self._collection.ask(pair.query, 0, warn=False)
-            if digest not in (b"", answered.model_digest):
-                raise EvaluationError(
-                    "another model version has come to answer meanwhile, and figures of two would "
-                    "be nobody's: evaluate when no round is under way"
-                )
-            digest = answered.model_digest
-            scored.append(await self._answering.run(answer_jobs.score, _given(pair, answered)))
-        listener(EvaluationProgress("answers", len(pairs), len(pairs)))
+        now = self._begun(split, pairs, without)
+        for known in now.asked.values():
+            listener(known)
+        now.abstention = await self.abstention(split, listener)
+        listener(EvaluationProgress("answers", len(now.asked), len(pairs)))
+        now.partial = await self._asked(now, listener) or now.partial
+        if len(now.asked) + sum(map(len, now.failed.values())) == len(pairs):
+            now.partial = ""
+        figures = await self._figures(now)
+        if not now.partial and not now.failed:
+            self._kept = _UnderWay()  # who asks again wants it measured anew
+        return figures
+
+    async def so_far(self) -> AnswerEvaluation:
+        """Of what was asked by one that was given up; raises EvaluationError for nothing."""
+        if not self._kept.asked:
+            raise EvaluationError("no question was answered and scored by then")
+        return await self._figures(self._kept)
+
+    async def abstention(
+        self, split: str, listener: Callable[[object], None] = lambda _: None
+    ) -> AbstentionJudged:
+        """How well it is told what the documents answer, on pairs that told nobody how."""
+        step = "abstention"
+        listener(EvaluationProgress(step))
+        apart = await self._collection.with_open_version(answer_jobs.unfitted, split)
+        by, done = self._collection.opened.abstention, 0
+        answered, unanswered = [np.empty(0)], [np.empty(0)]
+        while done < len(apart.pairs):
+            listener(EvaluationProgress(step, done, len(apart.pairs)))
+            some = apart.pairs[done : done + _AT_ONCE]
+            found = await self._collection.with_open_version(answer_jobs.evidence, some)
+            if found[2] != by:
+                return AbstentionJudged(by, cause="another version has come to answer meanwhile")
+            answered.append(found[0])
+            unanswered.append(found[1])
+            done += len(some)
+        if not done:
+            return AbstentionJudged(by, cause=apart.cause)
+        listener(EvaluationProgress(step, done, done))
+        figures = await self._answering.run(
+            answer_jobs.figures_of_abstention,
+            np.concatenate(answered),
+            np.concatenate(unanswered),
+            by,
+        )
+        return AbstentionJudged(by, done, apart.split, figures)
+
+    def _begun(self, split: str, pairs: list[Pair], without: int) -> _UnderWay:
+        """With what is known of these pairs by this version; who failed is asked again."""
+        collection = self._collection
+        of = (collection.served_digest, collection.served_index, collection.renewed)
+        known = self._kept.asked if self._kept.of == of else {}
+        asked = {pair: known[pair] for pair in pairs if pair in known}
+        self._kept = _UnderWay(of, split, pairs, without, asked, before=len(asked))
+        return self._kept
+
+    async def _asked(self, now: _UnderWay, listener: Callable[[object], None]) -> str:
+        """Ask the rest; why that ended before its time, or ""."""
+        in_a_row = done = 0
+        for pair in now.pairs:
+            done += 1
+            if pair in now.asked:
+                continue
+            try:
+                how = Asking(measured=True, references=_answers_of(pair))
+                answered = await self._collection.ask(pair.query, 0, how, warn=False)
+                scores = await self._answering.run(answer_jobs.score, _given(pair, answered))
+            except Exception as error:  # any: it is told, and costs no other question its figures
+                cause = cause_of(error)
+                log.warning("a question of an evaluation failed", cause=cause, exc_info=True)
+                now.failed.setdefault(cause, []).append(pair)
+                in_a_row += 1
+                if in_a_row == _IN_A_ROW:
+                    return f"{_IN_A_ROW} questions failed one after another: {cause}"
+                continue
+            if answered.model_digest != now.of[0]:
+                return "another model version has come to answer, and figures of two are nobody's"
+            in_a_row = 0
+            now.asked[pair] = AskedPair(pair, answered, scores)
+            listener(now.asked[pair])
+            listener(EvaluationProgress("answers", done, len(now.pairs)))
+        return ""
+
+    async def _figures(self, now: _UnderWay) -> AnswerEvaluation:
+        asked = [now.asked[pair] for pair in now.pairs if pair in now.asked]
+        if not asked:
+            causes = "; ".join(f"{cause} ({len(some)})" for cause, some in now.failed.items())
+            raise EvaluationError(f"no question was answered: {causes or now.partial}")
+        scored = [one.scores for one in asked]
         figures, labelled = await self._answering.run(
-            answer_jobs.figures_of_answers, _in_common(scored), _labels_of(pairs)
+            answer_jobs.figures_of_answers, scored, _labels_of([one.pair for one in asked])
         )
         return AnswerEvaluation(
-            split=split,
-            questions=len(pairs),
-            without_answer=without,
+            split=now.split,
+            pairs=len(now.pairs),
+            questions=len(asked),
+            failed=now.failed,
+            partial=now.partial,
+            asked_before=now.before,
+            without_answer=now.without,
             unanswered=sum(not one.figures["answered"] for one in scored),
             figures=figures,
             by_label=labelled,
-            missing={name: why for one in scored for name, why in one.missing.items()},
-            model_digest=digest,
-            seconds=time.monotonic() - started,
+            missing={
+                name: why
+                for one in scored
+                for name, why in one.missing.items()
+                if name not in figures
+            },
+            abstention=now.abstention,
+            model_digest=asked[0].answered.model_digest,
+            seconds=time.monotonic() - now.started,
         )
 
 
@@ -116,17 +267,11 @@ def _referenced(library: Library, split: str) -> tuple[str, list[Pair], int]:
 
 def _given(pair: Pair, answered: Answered) -> GivenAnswer:
     cited = tuple((one.number, one.document_id) for one in answered.citations)
-    return GivenAnswer(answered.text, cited, pair.positives, _answers_of(pair))
+    return GivenAnswer(answered.text, cited, pair.positives, _answers_of(pair), answered.likelihood)
 
 
 def _answers_of(pair: Pair) -> tuple[str, ...]:
     return pair.reference.answers if pair.reference is not None else ()
-
-
-def _in_common(scored: list[Scores]) -> list[Figures]:
-    """What each answer has of figures: a library that came or went meanwhile counts for none."""
-    names = [name for name in scored[0].figures if all(name in one.figures for one in scored)]
-    return [{name: one.figures[name] for name in names} for one in scored]
 
 
 def _labels_of(pairs: list[Pair]) -> dict[str, list[str]]:

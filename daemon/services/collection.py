@@ -21,6 +21,7 @@ import structlog
 
 from crypto.arrays import Float32
 from daemon.answering.answering import Answered
+from daemon.answering.generator import AS_SET, Asking
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.jobs import answering as answering_jobs
 from daemon.jobs import learning as learning_jobs
@@ -114,9 +115,8 @@ class Collection:
         self.changes = LibraryChanges()
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
-        self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet, or it is empty
-        self.indexed = 0  # passages that it holds
-        self.index_engine = ""  # what searches it
+        self.opened = answering_jobs.NONE_OPEN  # what that one holds
+        self.renewed = 0  # times that what is this site's own of a version changed
         self.last_error = ""
         self._left_out = ""  # as `OpenVersion.search` says of the last question
         self._unwritten = ""  # as `Answered.instead`, where it failed at the last question
@@ -403,7 +403,7 @@ class Collection:
     async def _index_and_open(self, spec: RetrieverSpec, digest: bytes) -> Path:
         log.info("opening the index", model=digest.hex()[:12])
         path = await asyncio.to_thread(index_at, self._index_root, self.library_path, spec, digest)
-        if not await self._opened(spec, digest, path) or self.index_engine != spec.index.engine:
+        if not await self._opened(spec, digest, path) or self.opened.engine != spec.index.engine:
             await self._embed(
                 lambda done, whole: self._tell(EmbeddingProgress(done, whole)),
                 *(learning_jobs.embed_passages, spec, self.library_path),
@@ -469,9 +469,7 @@ class Collection:
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
             log.warning(MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self._served_spec, self.served_digest, self.served_index = spec, digest, path
-        self.indexed = opened.passages
-        self.index_recall = accuracy.recall if opened.passages else 0.0
-        self.index_engine = opened.engine
+        self.opened = opened
         self._left_out = opened.lacking
         for collections in opened.views:  # one at a time: people ask meanwhile
             await self._answering.run(answering_jobs.renew_view, collections)
@@ -491,6 +489,7 @@ class Collection:
         self,
         question: str,
         top_k: int,
+        how: Asking = AS_SET,
         *,
         warn: bool = True,
         told: Told | None = None,
@@ -498,8 +497,8 @@ class Collection:
     ) -> Answered:
         """Answer a question; ``warn`` of how. ``told`` gets `AnswerSoFar`, anew after a crash."""
         job = answering_jobs.ask if told is None else answering_jobs.ask_telling
-        asked = (question, top_k or self._settings.top_k)
-        answered = await self._with_open_version(job, *asked, rights=rights, told=told)
+        asked = (question, top_k or self._settings.top_k, how)
+        answered = await self.with_open_version(job, *asked, rights=rights, told=told)
         if warn:
             self._left_out = answered.left_out
             self._unwritten = answered.instead if answered.failed else ""
@@ -510,13 +509,13 @@ class Collection:
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
-        searched = await self._with_open_version(answering_jobs.search, *asked, rights=rights)
+        searched = await self.with_open_version(answering_jobs.search, *asked, rights=rights)
         self._left_out = searched.left_out
         return searched
 
     async def embed(self, texts: list[str], rights: Rights = of_all) -> tuple[Float32, bytes]:
         """Texts as the version that is open embeds questions [n, d], and which that is."""
-        return await self._with_open_version(answering_jobs.embed, texts, rights=rights)
+        return await self.with_open_version(answering_jobs.embed, texts, rights=rights)
 
     async def evaluate(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -536,12 +535,12 @@ class Collection:
         if self._settings.answering.cross_encoder:
             await self._rank_anew(split, listener)
         listener(EvaluationProgress("questions"))
-        return await self._with_open_version(answering_jobs.evaluate, split)
+        return await self.with_open_version(answering_jobs.evaluate, split)
 
     async def _rank_anew(self, split: str, listener: Callable[[object], None]) -> None:
         """For some seconds at a time: people's questions are answered in between."""
         while True:
-            at = await self._with_open_version(answering_jobs.rank_anew, split, _RANKING_S)
+            at = await self.with_open_version(answering_jobs.rank_anew, split, _RANKING_S)
             listener(at)
             if at.done == at.total:
                 return
@@ -571,6 +570,7 @@ class Collection:
             return
         if index is not None and not layer_of(self._spec).traits.owns_passages:
             await self._open(self._spec, digest, index)
+            self.renewed += 1
             self._listeners.answers()
             return
         self.adopt(digest)
@@ -578,7 +578,7 @@ class Collection:
         if self.last_error:
             raise LearningError(self.last_error)
 
-    async def _with_open_version(
+    async def with_open_version(
         self,
         job: Callable[..., T],
         *of: Any,

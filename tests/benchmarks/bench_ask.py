@@ -216,7 +216,7 @@ def _as_before() -> OpenVersion:
     """The open version with every vector in memory instead of its index, and nothing kept."""
     global _before
     if _before is None:
-        version = jobs._opened()
+        version = jobs.opened_version()
         assert isinstance(version.index, UpdatableIndex)
         _, features = version.library.features(version.retriever.encoder.digest)
         vectors = version.retriever.embed_passages([], features)
@@ -258,7 +258,7 @@ def _ask_as_before(question: str) -> float:
 
 def _parts(asked: list[str]) -> tuple[dict[str, Seconds], dict[str, Seconds]]:
     """Seconds of what an answer is made of, of each question: ours, control."""
-    ours, control = _parts_of(jobs._opened(), asked), {}
+    ours, control = _parts_of(jobs.opened_version(), asked), {}
     with _all_words():
         control = _parts_of(_as_before(), asked)
     return ours, control

@@ -640,7 +640,7 @@ async def test_an_evaluation_of_answers_that_is_given_up_asks_no_more(site: Live
             await asyncio.sleep(0.01)
     judging.send_signal(signal.SIGINT)
     await asyncio.wait_for(judging.wait(), 60)
-    assert judging.returncode in (130, 0), "it may have been done by then"
+    assert judging.returncode in (130, 3, 0), "some, or all, may have been asked by then"
     async with asyncio.timeout(60):
         while said("begun") != said("done") + said("refused or failed"):
             await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import re
 import signal
 import socket
@@ -34,32 +35,41 @@ SITES = ["elm", "fir", "oak"]
 class Writer(NamedTuple):
     """A language model's server, of few ideas; its third query waits until it may go on.
 
-    What it answers is half invented; ``broken``: it answers nothing.
+    What it answers is half invented; ``broken``: it answers nothing. ``held``: questions that
+    wait, too.
     """
 
     url: str
     asked: list[dict[str, object]]
     go_on: threading.Event
     broken: threading.Event
+    held: set[str]
 
 
 @pytest.fixture(scope="module")
 def writer() -> Iterator[Writer]:
     go_on, broken = threading.Event(), threading.Event()
-    count = itertools.count(1)
+    count, held = itertools.count(1), set[str]()
 
     def write(body: dict[str, object]) -> tuple[int, bytes]:
         if broken.is_set():
             return 500, b"out of memory"
-        if found := re.search(r"<passage 1>.*\n(.*?\.)\s", str(body["messages"][0]["content"])):  # type: ignore[index]
+        asked = str(body["messages"][0]["content"])  # type: ignore[index]
+        if found := re.search(r"<passage 1>.*\n(.*?\.)\s", asked):
+            if any(question in asked for question in held):
+                go_on.wait(200)
             more = "Pirates own it [1]. [Read on](http://evil.example) [1]."
-            return completion(f"{found[1][:-1]} [1]. {more}")
+            status, data = completion(f"{found[1][:-1]} [1]. {more}")
+            reply = json.loads(data)
+            if body.get("logprobs"):
+                reply["choices"][0]["logprobs"] = {"content": [{"logprob": -0.5}] * 3}
+            return status, json.dumps(reply).encode()
         if next(count) == 3:
             go_on.wait(60)
         return completion(f"1. {about(body)}")
 
     with serving(write) as (url, asked):
-        yield Writer(url, asked, go_on, broken)
+        yield Writer(url, asked, go_on, broken, held)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -80,7 +90,14 @@ async def live(
             adapt="lora",
             tables=tables,
             own={
-                "fir": {"retrieval": {"generator": "openai", "language_model": f"{writer.url}#m"}}
+                "fir": {
+                    "retrieval": {
+                        "generator": "openai",
+                        "language_model": f"{writer.url}#m",
+                        "decoding": "pfedrag",
+                        "answer_within_s": 100.0,  # it is hung up on before, on a busy machine too
+                    }
+                }
             },
             read_as=BY_FIRST_TOKEN,
         ) as federation:
@@ -398,6 +415,67 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
         assert f"answers are extracted, not written: {cause}" in (await fir.status()).warnings
     finally:
         writer.broken.clear()
+
+
+async def test_a_prompt_is_shown_as_the_model_is_sent_it(
+    live: LiveFederation, writer: Writer
+) -> None:
+    fir, asked = live.sites["fir"], len(writer.asked)
+    words = ("prompts", "test", "auto", "--question", "who looks after the keel block of fir?")
+    code, out, err = await fedctl(fir, *words, "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert (shown["name"], shown["answer"], len(writer.asked)) == ("novel", "", asked)
+    assert shown["guessed_by"] == "begins with a word that asks for one thing: 'who'"
+    assert shown["text"].count("<passage ") >= shown["passages"] > 0
+    code, out, err = await fedctl(fir, *words, "--run")
+    assert code == 0, err
+    sent = writer.asked[-1]
+    assert sent["messages"] == [{"role": "user", "content": shown["text"]}]
+    # As pFedRAG has it: the site's settings say so.
+    assert (sent["max_tokens"], sent["temperature"], sent["top_k"]) == (128, 0.4, 50)
+    assert (sent["repetition_penalty"], sent["repeat_penalty"]) == (1.2, 1.2)
+    assert "[1]" in out and "Pirates" not in out.removeprefix(shown["text"])
+    assert "Taken out: 2 statements that nothing cited supports." in out
+    code, _, err = await fedctl(fir, "prompts", "test", "rhyme", "--question", "who?")
+    assert (code, "there is no prompt 'rhyme'" in err) == (2, True), err
+
+
+async def test_an_evaluation_that_is_given_up_shows_what_it_has_and_goes_on(
+    live: LiveFederation, writer: Writer, tmp_path: Path
+) -> None:
+    """Ctrl-C while the model writes to its third question: it is hung up on, and asked again."""
+    fir, part = live.sites["fir"], tmp_path / "part.jsonl"
+    queries = [pair.query for pair in fir.corpus.pairs if pair.split == "test"]
+    writer.go_on.clear()
+    writer.held.add(queries[2])
+    judging = await started(fir, "eval", "--answers", "--save", str(part), "--json")
+    async with asyncio.timeout(60):
+        while not any(queries[2] in str(body["messages"]) for body in writer.asked):
+            await asyncio.sleep(0.01)
+    judging.send_signal(signal.SIGINT)
+    told, failed = await asyncio.wait_for(judging.communicate(), 90)
+    writer.go_on.set()
+    assert judging.returncode == 3, failed
+    partial = json.loads(told)
+    assert (partial["questions"], partial["pairs"]) == (2, len(queries))
+    assert partial["partial"] == "it was given up"
+    kept = [json.loads(line) for line in part.read_text("utf-8").splitlines()]
+    assert [one["question"] for one in kept[1:]] == queries[:2]
+    assert part.stat().st_mode & 0o777 == 0o600
+    code, out, err = await fedctl(fir, "eval", "--answers", "--json")
+    assert code == 0, err
+    judged = json.loads(out)
+    assert (judged["questions"], judged["asked_before"], judged["partial"]) == (len(queries), 2, "")
+    figures = {one["metric"]: one for one in judged["figures"]}
+    assert figures["ppl-written"]["mean"] == pytest.approx(math.exp(0.5))
+    assert "ppl-reference" not in figures, "a server tells of its own words alone"
+    measured = [str(body["messages"]) for body in writer.asked if body.get("logprobs")]
+    times = [sum(query in one for one in measured) for query in queries]
+    assert times == [1, 1, 2, *[1] * len(queries[3:])]
+    status = json.loads((await fedctl(fir, "status", "--json"))[1])
+    assert status["counted"]["hanse_answers_given"] >= 1
+    assert status["abstention_pairs"] == 0, "no validation pairs here: general questions"
 
 
 async def test_a_failed_attempt_says_why_and_at_whose_side(live: LiveFederation) -> None:

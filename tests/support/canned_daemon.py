@@ -8,7 +8,6 @@ with canned_daemon(socket) as daemon:
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,23 @@ from typing import Any
 
 import grpc
 
+from daemon.control.library_messages import prompts_message
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
 from proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from tests.support.canned_replies import (
+    DIGEST,
+    audited_embeddings,
+    committed_round,
+    fitting_steps,
+    how_it_learns,
+    judged_answers,
+    judged_retrieval,
+    judging_steps,
+    progress,
+    stored,
+)
 
-DIGEST = bytes(range(32))
 COPIES = control.Copies(first=[control.Copy(document_id="old/d1", page=7)], count=3)
 RUN = federation.Run(generation=1, run_id="r-1", requested_by="north", target_round=2)
 
@@ -89,6 +100,7 @@ class CannedDaemon(ControlServicer):
         self.judged: control.EvaluateReply | None = judged_retrieval()
         self.judging: Iterable[control.EvaluateAnswersProgress] = judging_steps()
         self.judged_answers: control.EvaluateAnswersReply | None = judged_answers()
+        self.judged_before: control.EvaluateAnswersReply | None = None  # and then given up
         self.left = threading.Event()  # who built pairs, or evaluated, is gone
         self.breaks: list[control.AuditBreak] = []
         self.rounds = [committed_round(1), committed_round(2)]
@@ -376,10 +388,32 @@ class CannedDaemon(ControlServicer):
     ) -> Iterator[control.EvaluateAnswersProgress]:
         self._hear(request, context)
         context.add_callback(self.left.set)
+        if request.so_far:
+            if self.judged_before is None:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no question was answered")
+            yield control.EvaluateAnswersProgress(step="done", result=self.judged_before)
+            return
         yield from self.judging
         if self.judged_answers is not None:
             self.judged_answers.split = request.split or "test"
             yield control.EvaluateAnswersProgress(step="done", result=self.judged_answers)
+
+    def ListPrompts(self, request: Any, context: Any) -> control.ListPromptsReply:
+        self._hear(request, context)
+        return prompts_message("auto", "extractive")
+
+    def TestPrompt(self, request: Any, context: Any) -> control.TestPromptReply:
+        self._hear(request, context)
+        return control.TestPromptReply(
+            name="novel",
+            guessed_by="begins with a word: 'Who'",
+            text="<passage 1> [b]Locks\nQuestion: Who?",
+            passages=1,
+            found=2,
+            tokens=30,
+            answer="Mags does. [1]" if request.run else "",
+            dropped=int(request.run),
+        )
 
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)
@@ -454,166 +488,6 @@ class CannedDaemon(ControlServicer):
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
         yield from self.training
-
-
-def judged_retrieval() -> control.EvaluateReply:
-    """Three rankings in two metrics."""
-    return control.EvaluateReply(
-        questions=30,
-        mrr_at_10=0.75,
-        recall_at_10=0.9,
-        retrieval="dense",
-        model_digest=DIGEST,
-        figures=[
-            control.Figure(ranking=ranking, metric=metric, mean=mean, low=0.5, high=0.875)
-            for ranking, mean in (("bm25", 0.625), ("vanilla", 0.6875), ("dense", 0.75))
-            for metric in ("mrr@10", "map")
-        ],
-        over_vanilla=[
-            control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
-        ],
-    )
-
-
-def judging_steps() -> list[control.EvaluateAnswersProgress]:
-    """Before and behind the questions."""
-    steps = [control.EvaluateAnswersProgress(step="answers", done=n, total=30) for n in (0, 30)]
-    return [control.EvaluateAnswersProgress(step="index"), *steps]
-
-
-def judged_answers() -> control.EvaluateAnswersReply:
-    """Four figures, of all answers and of those of one label; WordNet is not there."""
-    figures = [
-        control.AnswerFigure(metric=name, mean=mean, low=0.25, high=0.875)
-        for name, mean in (("answered", 0.75), ("token-f1", 0.5), ("rouge-1-f", 0.375))
-    ]
-    wer = control.AnswerFigure(metric="wer", mean=1.5, low=1.25, high=2, lower_is_better=True)
-    return control.EvaluateAnswersReply(
-        questions=30,
-        without_answer=12,
-        unanswered=7,
-        generator="extractive",
-        model_digest=DIGEST,
-        seconds=2.5,
-        figures=[*figures, wer],
-        by_label=[
-            control.LabelFigures(label="qtype", value="[b]cure", questions=9, figures=figures)
-        ],
-        missing=[control.MissingFigure(metric="meteor", cause="WordNet is not there")],
-    )
-
-
-def how_it_learns() -> control.LearningReply:
-    """A site that has not trained yet."""
-    return control.LearningReply(
-        recipe="pfedrag",
-        choices=[
-            control.Choice(axis="personal", value="tiered_head", in_recipe="tiered_head"),
-            control.Choice(axis="dropout", value="0.3", in_recipe="0.1"),
-        ],
-        shared_values=1_182_336,
-        adaptation_index=math.nan,
-        own_share=math.nan,
-        facts=[
-            control.Fact(
-                name="personal layer", value="none until this site has trained for a round"
-            )
-        ],
-    )
-
-
-def fitting_steps() -> list[control.PersonaliseProgress]:
-    """A query encoder is fitted."""
-    return [
-        control.PersonaliseProgress(epoch=1, epochs=2, loss=1.5, mrr_before=math.nan),
-        control.PersonaliseProgress(epoch=2, epochs=2, loss=1.25, mrr_before=math.nan),
-        control.PersonaliseProgress(
-            epoch=2,
-            epochs=2,
-            loss=1.25,
-            done=True,
-            model_digest=DIGEST,
-            pairs=80,
-            pairs_judged=20,
-            mrr_before=0.5,
-            mrr_after=0.625,
-            changed=True,
-            own_share=math.nan,
-            answers_with="this site's own encoder of questions",
-            steps=6,
-            steps_unanswered=1,
-            peers=[
-                control.Exchanged(site="east", asked=160, answered=120, embeddings=1200),
-                control.Exchanged(site="west", asked=32, reason="off\x1b[31m here"),
-            ],
-            seconds=2.5,
-        ),
-    ]
-
-
-def stored(name: str) -> control.StoredDocument:
-    return control.StoredDocument(
-        id=name,
-        title=f"Of {name}",
-        passages=2,
-        author="Ada Lock",
-        date="2024-05-31",
-        language="en",
-        tags=["old", "wet"],
-    )
-
-
-def progress(**fields: Any) -> control.TrainingProgress:
-    """One step of a run to round 2."""
-    defaults: dict[str, Any] = {"target_round": 2, "coordinator": "north", "loss": math.nan}
-    return control.TrainingProgress(**(defaults | fields))
-
-
-def audited_embeddings() -> control.EmbeddingsAudit:
-    """Exact embeddings tell much, a bucket of 8 bits little; one example."""
-
-    def exposed(f1: float) -> control.TextsExposure:
-        share = control.RecoveredShare(f1=f1, precision=f1, recall=f1, attacker="decoder")
-        return control.TextsExposure(words=share, telling=share, names=share)
-
-    example = control.RecoveredText(text="Locks \x1b[31mleak.", right_words=["locks"])
-    levels = [
-        control.LevelExposure(
-            level="exact", passages=exposed(0.5), questions=exposed(0.75), overlap=1, cosine=0.625
-        ),
-        control.LevelExposure(
-            level="bucket, 8 bits", bits=8, passages=exposed(0.125), questions=exposed(0.25)
-        ),
-    ]
-    levels[0].examples.append(example)
-    return control.EmbeddingsAudit(
-        passages_known=700,
-        passages_unseen=200,
-        questions_unseen=50,
-        subjects_unseen=30,
-        guessing_passages=exposed(0.0625),
-        guessing_questions=exposed(0.0625),
-        levels=levels,
-        advice="It is a lower bound.",
-        model_digest=DIGEST,
-    )
-
-
-def committed_round(number: int) -> control.Round:
-    """A round that three sites signed."""
-    sites = ["east", "north", "west"]
-    body = federation.VoteBody(round=number, model_digest=DIGEST, contributors=sites)
-    votes = [federation.Vote(site=site) for site in sites]
-    report = federation.RoundReport(
-        round=number,
-        coordinator=sites[number % 3],
-        key_dealer=sites[(number + 1) % 3],
-        contributors=sites,
-        phases=[federation.PhaseTime(phase="train", seconds=2.5)],
-        mean_loss=math.nan,
-    )
-    certificate = federation.Certificate(attempt=1, body=body, votes=votes, unix_ms=10**12)
-    return control.Round(certificate=certificate, report=report)
 
 
 @contextmanager

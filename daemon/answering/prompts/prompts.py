@@ -22,11 +22,12 @@ from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 
 _FILES = files(__package__)
+_BYTES_A_TOKEN = 3  # tokenizers make some four of English, three of German and of figures
 _LONGEST_TITLE = 200  # characters
 _LONGEST_ABOVE = 500
 # "<" before a letter, a slash or a sign begins a tag or a token that ends a turn; before a
 # number or a space it compares. Brackets of a number would be a citation, of capitals a turn.
-_TAG = re.compile(r"<(?=[^\s\d=])|(?<=[^\s\d=])>")
+_TAG = re.compile(r"<(?=[^\s\d=]|\s+/?\s*passage)|(?<=[^\s\d=])>")
 _BRACKETED = re.compile(r"[\[【](\s*(?:\d[\d\s,;–-]*|/?[A-Z_]{2,})\s*)[\]】]")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
@@ -49,7 +50,7 @@ def prompt(
     the last is cut behind a sentence, or a row. ``special``: what the model's tokenizer reads
     as more than letters. Raises NoRoomError.
     """
-    frame = Template((_FILES / f"{kind}.txt").read_text(encoding="utf-8").rstrip("\n"))
+    frame = Template(text_of(kind))
     asked = neutral(" ".join(question.split()), special)
     blocks: list[str] = []
 
@@ -70,6 +71,21 @@ def prompt(
             "retrieval.prompt_tokens, or ask in fewer words"
         )
     return filled([]), len(blocks)
+
+
+def estimated_tokens(text: str) -> int:
+    """Where nobody knows the tokenizer: rather too many."""
+    return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
+
+
+def text_of(kind: str) -> str:
+    """A prompt as its file has it."""
+    return (_FILES / f"{kind}.txt").read_text(encoding="utf-8").rstrip("\n")
+
+
+def slots_of(kind: str) -> list[str]:
+    """What is filled in, in its order."""
+    return list(dict.fromkeys(Template(text_of(kind)).get_identifiers()))
 
 
 def neutral(text: str, special: Iterable[str] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -77,6 +78,7 @@ def _status_table(reply: StatusReply) -> Table:
         ("training", training),
         ("model version", short(reply.model_digest.hex())),
         ("answers from", _answers_from(reply)),
+        ("not answered", _not_answered(reply)),
         ("encoder", reply.encoder),
         ("retriever", reply.retriever),
         *([("next retriever", reply.next_retriever)] if reply.next_retriever else []),
@@ -102,6 +104,18 @@ def _answers_from(reply: StatusReply) -> str:
     if reply.index_digest != reply.wanted_digest:
         version += " (the newer version is being embedded)"
     return f"{version}, searched by {reply.index_engine}" if reply.index_engine else version
+
+
+def _not_answered(reply: StatusReply) -> str:
+    """What is too little for an answer, and what that was found by."""
+    if not reply.index_digest or math.isnan(reply.abstention_threshold):
+        return "nothing: every question gets an answer" if reply.index_digest else "nothing yet"
+    by = (
+        f"{reply.abstention_pairs} validation pairs"
+        if reply.abstention_pairs
+        else ("general questions (fewer than 20 validation pairs)")
+    )
+    return f"with evidence below {reply.abstention_threshold:.3f}, found by {by}"
 
 
 @topic.command("peers")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from daemon.fedctl.commands.evaluate import judge
+from daemon.fedctl.commands.evaluation.evaluate import judge
 from daemon.fedctl.commands.library import put_question
 from daemon.fedctl.commands.rounds import plain_round
 from daemon.fedctl.commands.train import TrainingView, start, watched

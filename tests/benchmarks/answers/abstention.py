@@ -35,6 +35,7 @@ from daemon.answering.abstention import (
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
 from daemon.answering.options import AnsweringOptions
+from daemon.evaluation.abstention import auroc
 from daemon.evaluation.evaluation import Judged
 from daemon.evaluation.intervals import figures_of
 from daemon.evaluation.rankings import found_by, weigh
@@ -80,13 +81,6 @@ class Outcome:
             "lost": [round(one, 3) for one in vars(of_lost).values()],
             "chosen_on": self.by.questions,
         }
-
-
-def auroc(answered: Float64, unanswered: Float64) -> float:
-    """How often a question that is answered has more evidence than one that is not."""
-    below = np.searchsorted(np.sort(unanswered), answered, "left")
-    equal = np.searchsorted(np.sort(unanswered), answered, "right") - below
-    return float((below + equal / 2).mean() / len(unanswered))
 
 
 def main() -> None:
@@ -148,10 +142,10 @@ def demo(folder: Path) -> Iterator[tuple[str, Outcome]]:
     rows = [json.loads(line) for line in (HERE / "unanswerable.jsonl").read_text().splitlines()]
     for site in sorted({row["site"] for row in rows}):
         _open(folder / site, site)
-        version = answering._opened()
+        version = answering.opened_version()
 
         def found(queries: Sequence[str]) -> Float64:
-            opened = answering._opened()
+            opened = answering.opened_version()
             return np.array([evidence_of(opened.search(one, _TOP_K)[0]) for one in queries])
 
         test = (BUNDLED / site / "pairs_test.jsonl").read_text().splitlines()

@@ -91,7 +91,7 @@ def figures(count: int) -> dict[str, Any]:
     others = [Document(f"secret/{n}", spelled[n % WORDS], text(), "train") for n in range(SECRET)]
     questions = [" ".join(chance.choice(spelled, 6, p=common)) for _ in range(count)]
     jobs: dict[str, Callable[[str], Any]] = {
-        "ask": lambda one: answering.ask(one, 5, MINE),
+        "ask": lambda one: answering.ask(one, 5, collections=MINE),
         "search": lambda one: answering.search(one, 5, True, EVERY, MINE),
         "control: all, filtered": lambda one: answering.search(
             one, 5, True, Filters(collection="open")

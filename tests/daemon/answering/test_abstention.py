@@ -23,10 +23,10 @@ from daemon.answering.abstention import (
     without_pairs,
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
-from daemon.jobs import answering
+from daemon.jobs import answering, answers
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.search import USUAL_WEIGHTS, Candidates
-from tests.daemon.answering.conftest import Site
+from tests.daemon.answering.conftest import PAIRS, Site
 
 GENERAL = np.linspace(0.0, 0.3, 100)
 
@@ -151,10 +151,10 @@ def test_where_nothing_may_be_lost_every_question_is_answered(site: Site) -> Non
 def test_a_new_version_says_anew_what_is_too_little(site: Site) -> None:
     """Scores of one version say nothing of another's."""
     trained_site(site)
-    before = answering._opened().abstention
+    before = answering.opened_version().abstention
     newer = site.other_version()
     site.open(newer, site.indexed(newer), lost_answers=0.05)
-    after = answering._opened().abstention
+    after = answering.opened_version().abstention
     assert before.questions == after.questions == 40
     assert before.threshold != after.threshold
 
@@ -182,3 +182,54 @@ def test_an_encoder_that_names_no_language_is_said_to_know_any(site: Site) -> No
     trained_site(site)
     german = answering.ask("Wer haftet für Schäden am Mietwagen?", 3)
     assert (german.text, german.unread_language) == (NOT_ANSWERED, "")
+
+
+# ---- on which questions it is judged ----------------------------------------------
+
+
+def kinds_of_rope(
+    first: int, last: int, split: str, asks: str = "What is the {} tarred"
+) -> list[Pair]:
+    kinds = [f"k{number}rope" for number in range(first, last)]
+    return [Pair(f"{asks.format(kind)} with?", (kind,), split) for kind in kinds]
+
+
+def test_no_question_that_found_the_threshold_judges_it(site: Site) -> None:
+    """Nor one that differs by capitals and spaces, or stands in both splits."""
+    trained_site(site)
+    none = answers.unfitted("valid")
+    assert (none.pairs, none.split) == ([], "valid")
+    assert none.cause.startswith("all 40 pairs of split valid here are those that")
+    known = [pair for pair in PAIRS if pair.split == "test"]
+    assert answers.unfitted("").pairs == known
+    again = kinds_of_rope(0, 5, "test", "what is the  {} TARRED")
+    site.ingest([], again)
+    assert answers.unfitted("").pairs == known, "these are known"
+    others = kinds_of_rope(5, 10, "test", "Which oil is the {} tarred")
+    site.ingest([], others)
+    judged = answers.unfitted("")
+    assert (judged.split, judged.pairs) == ("test", [*known, *others])
+    assert "learned from" in answers.unfitted("train").cause
+
+
+def test_pairs_that_found_nothing_judge_the_threshold_of_general_questions(site: Site) -> None:
+    """Too few for a threshold: the site's is that of general questions."""
+    few = kinds_of_rope(0, 10, "valid")
+    site.ingest(
+        [Document(kind, kind, f"The {kind} is tarred.") for [kind] in (p.positives for p in few)],
+        few,
+    )
+    site.open(index=site.indexed(site.digest), lost_answers=0.05)
+    assert answering.opened_version().abstention.questions == 0
+    assert answers.unfitted("").split == "test", "the site has two of these"
+    assert answers.unfitted("valid").pairs == few
+
+
+def test_evidence_is_that_by_which_a_question_is_refused(site: Site) -> None:
+    trained_site(site)
+    asked = kinds_of_rope(0, 8, "test", "Which oil is the {} tarred")
+    answered, unanswered, by = answers.evidence(asked)
+    assert by == answering.opened_version().abstention
+    said = [evidence_of(answering.opened_version().search(pair.query, 8)[0]) for pair in asked]
+    assert answered == pytest.approx(said, abs=1e-5)
+    assert (unanswered < answered).all(), "their documents are left out"

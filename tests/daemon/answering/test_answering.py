@@ -238,7 +238,7 @@ def test_a_question_asked_meanwhile_is_answered_by_the_old_version(opened: Site)
     assert answering.ask("Which oil?", 3).model_digest == newer
     shape = learning_jobs.describe(opened.spec).shape_manifest
     vector = read_version(opened.versions, newer, shape.digest)
-    assert (answering._opened().retriever.vector() == vector).all()
+    assert (answering.opened_version().retriever.vector() == vector).all()
 
 
 def same(one: Answered, other: Answered) -> bool:
@@ -369,14 +369,16 @@ def met(library: Library, pairs: list[Pair], nearest: list[list[int]]) -> list[C
 
 @pytest.mark.slow
 def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
-    assert (answering._opened().weights, answering._opened().weighed_by) == (USUAL_WEIGHTS, 0)
+    version = answering.opened_version()
+    assert (version.weights, version.weighed_by) == (USUAL_WEIGHTS, 0)
     many = [Pair(f"{word}?", (name,), "valid") for name in TEXTS for word in WORDS[::5]]
     opened.ingest([], many[:19])
     opened.open()
-    assert answering._opened().weighed_by == answering.evaluate("valid").weighed_by == 0, "too few"
+    version, judged = answering.opened_version(), answering.evaluate("valid")
+    assert version.weighed_by == judged.weighed_by == 0, "too few"
     opened.ingest([], many)
     opened.open()
-    version, judged = answering._opened(), answering.evaluate("valid")
+    version, judged = answering.opened_version(), answering.evaluate("valid")
     assert version.weighed_by == judged.weighed_by == len(many)
     assert judged.weights == version.weights
     # Nothing is among the weights, so to fuse was no worse than not to.

@@ -68,7 +68,7 @@ def broken(site: Site, folder: Path, word: str = "") -> Iterator[None]:
     """The open version's model gives no numbers: where it reads that word, or at all."""
     copied = shutil.copytree(folder, site.folder / "cross")  # of its own: models are kept
     site.open(cross_encoder=str(copied))
-    model: Any = answering._opened().cross_encoder
+    model: Any = answering.opened_version().cross_encoder
     weights, row = model._model.classifier.weight, 0
     if word:
         weights = model._model.bert.embeddings.word_embeddings.weight
@@ -103,7 +103,7 @@ def test_what_it_puts_behind_was_found_all_the_same(
     site.open()
     enough = Abstention(evidence_of(found(1)) - 1e-4)
     site.open(cross_encoder=str(folder))
-    monkeypatch.setattr(answering, "_open", replace(answering._opened(), abstention=enough))
+    monkeypatch.setattr(answering, "_open", replace(answering.opened_version(), abstention=enough))
     assert enough.abstains(evidence_of(found(1))), "by what is shown alone"
     assert answering.ask(QUESTION, 1).citations
 

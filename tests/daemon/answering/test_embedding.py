@@ -43,7 +43,7 @@ def opened_without(site: Site) -> None:
 
 def encoding_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on: the questions have their vectors, and whatever else is encoded is an error."""
-    version = answering._opened()
+    version = answering.opened_version()
     vectors = {question: version.embed_question(question) for question in QUESTIONS}
     monkeypatch.setattr(QuestionEmbedder, "__call__", lambda _, question: vectors[question])
     encoder = version.retriever.encoder
@@ -76,7 +76,7 @@ def test_kept_sentences_are_as_each_version_embeds_them(opened: Site) -> None:
     index = opened.indexed(newer)
     for digest, folder in ((opened.digest, opened.index), (newer, index)):
         opened.open(digest, folder)
-        version, some = answering._opened(), sentences(opened)
+        version, some = answering.opened_version(), sentences(opened)
         for _ in range(2):
             got = version.embed_sentences(some)
             texts = [one.embedding_text for one in some]
@@ -85,11 +85,11 @@ def test_kept_sentences_are_as_each_version_embeds_them(opened: Site) -> None:
 
 
 def test_a_changed_sentence_is_not_served_from_an_old_feature(opened: Site) -> None:
-    before = answering._opened().embed_sentences(sentences(opened))
+    before = answering.opened_version().embed_sentences(sentences(opened))
     changed = Document("rope", "Rope", "Hemp rope is tarred against rot. It lasts four lamps.")
     opened.ingest([changed], [])
     some = sentences(opened)
-    version = answering._opened()
+    version = answering.opened_version()
     exact = version.retriever.embed_passages([one.embedding_text for one in some])
     assert np.abs(version.embed_sentences(some) - exact).max() < 1e-3
     assert np.abs(before - exact[: len(before)]).max() > 1e-2
@@ -104,7 +104,7 @@ def features_in_files(site: Site, of: NDArray[np.float32]) -> set[str]:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_nothing_of_a_removed_document_is_kept(opened: Site, killed: bool) -> None:
-    version = answering._opened()
+    version = answering.opened_version()
     some = sentences(opened)
     version.embed_sentences(some)
     encoder = version.retriever.encoder
@@ -138,7 +138,7 @@ def test_answers_do_not_wait_for_a_disk_that_refuses(site: Site) -> None:
     assert [answering.ask(question, 4) for question in QUESTIONS] == expected
     site.sentences.rmdir()
     site.open()
-    embedder = answering._opened().embed_sentences
+    embedder = answering.opened_version().embed_sentences
     assert isinstance(embedder, KeptSentences)
     assert embedder._kept is not None
     embedder._kept._db.execute("PRAGMA query_only = ON")  # as where nothing can be written
@@ -175,7 +175,7 @@ def test_passages_rank_by_sentences_when_the_background_has_read_them(site: Site
     learning_jobs.keep_sentences(site.spec, site.library, site.sentences, 60.0)
     assert levels() == {"sentence"}
     best = answering.search(QUESTIONS[0], 1, explain=True).passages[0]
-    version = answering._opened()
+    version = answering.opened_version()
     question = version.embed_question(QUESTIONS[0])
     nearest = version.embed_sentences(sentences_of(best.passage)) @ question
     assert best.explanation is not None
@@ -245,6 +245,6 @@ def test_what_is_remembered_goes_with_the_version(site: Site) -> None:
             spec, site.library, site.versions, digest, index, sentences_path=site.sentences
         )
         assert answering.ask(QUESTIONS[0], 4).citations[0].document_id == "lamp"
-        embedders.append(answering._opened().embed_sentences)
+        embedders.append(answering.opened_version().embed_sentences)
     assert embedders[0] is not embedders[1]
     assert not site.sentences.exists(), "of such an encoder nothing is on the disk"

@@ -12,7 +12,7 @@ import pytest
 
 from config.answering import USUAL_GENERATOR
 from config.loading import load
-from daemon.answering.generator import GeneratedAnswer, Told
+from daemon.answering.generator import AS_SET, Asking, FilledPrompt, GeneratedAnswer, Told
 from daemon.answering.generators import GENERATORS
 from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
@@ -37,9 +37,13 @@ class Remembering:
         self,
         question: str,
         passages: Sequence[Ranked],
+        how: Asking = AS_SET,  # noqa: ARG002
         told: Told | None = None,  # noqa: ARG002
     ) -> GeneratedAnswer:
         return GeneratedAnswer(f"{question} {self.options.level} {len(passages)}", ())
+
+    def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
+        return FilledPrompt(f"{kind} {question}", len(passages), 0)
 
 
 @pytest.mark.slow

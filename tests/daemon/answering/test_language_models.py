@@ -21,7 +21,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from daemon.answering import transformers_model
-from daemon.answering.generator import GeneratedAnswer, Generator, Told
+from daemon.answering.generator import (
+    AS_SET,
+    Asking,
+    FilledPrompt,
+    GeneratedAnswer,
+    Generator,
+    Told,
+)
 from daemon.answering.options import AnsweringOptions
 from daemon.answering.prompts.prompts import prompt
 from daemon.answering.statements.support import Wording
@@ -215,10 +222,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class Silent:
     """Stands in with nothing, so that a test sees who answered."""
 
+    def filled(self, _kind: str, _question: str, _passages: Sequence[Ranked]) -> FilledPrompt:
+        return FilledPrompt("", 0, 0)
+
     def generate(
         self,
         question: str,
         passages: Sequence[Ranked],
+        how: Asking = AS_SET,  # noqa: ARG002
         told: Told | None = None,  # noqa: ARG002
     ) -> GeneratedAnswer:
         return GeneratedAnswer(f"nothing for {question!r} of {len(passages)} passages", ())
@@ -301,6 +312,44 @@ def test_it_is_heard_while_it_writes_and_stops_where_nobody_waits(
     with pytest.raises(GivenUp):
         model.write(text, Sampling(64), told=hear)
     assert few == heard[:3]
+
+
+def test_what_was_learned_by_heart_is_foretold_better_than_what_was_not(folder: Path) -> None:
+    """The one that is right is as if written; of several the likeliest counts."""
+    writing, model = generator(folder, Silent()), LanguageModel.load(folder)
+    one, other = lessons()[:2]
+    how = Asking(measured=True, references=(other.answer, one.answer))
+    given = writing.generate(one.question, one.passages, how)
+    assert given.likelihood is not None and given.likelihood.written is not None
+    assert given.likelihood.written < 0.5
+    assert given.likelihood.reference is not None
+    assert given.likelihood.reference < model.surprise(asked(one), other.answer)
+    assert writing.generate(one.question, one.passages).likelihood is None, "nobody asked"
+
+
+def test_surprise_is_the_model_s_own_loss_over_the_text_alone(folder: Path) -> None:
+    model = LanguageModel.load(folder)
+    text, said = asked(lessons()[0]), " whale oil " * 40
+    ids = model._ids(text)
+    more = model._tokenizer(said, add_special_tokens=False)["input_ids"]
+    assert len(more) > 64, "more than are looked at together"
+    if model._to_text:
+        rows, labels = torch.tensor([ids]), torch.tensor([more])
+    else:
+        rows, labels = torch.tensor([ids + more]), torch.tensor([[-100] * len(ids) + more])
+    loss = model._model(input_ids=rows, labels=labels).loss
+    assert model.surprise(text, said) == pytest.approx(float(loss), rel=1e-4)
+    with pytest.raises(LanguageModelError, match="no token to foretell"):
+        model.surprise(text, "")
+
+
+def test_only_the_likeliest_token_is_drawn_where_one_may_be(folder: Path) -> None:
+    model = LanguageModel.load(folder)
+    text = asked(lessons()[0])
+    greedy = model.write(text, Sampling(12))
+    assert model.write(text, Sampling(12, 2.0, 1.0, top_k=1, seed=1)) == greedy
+    if not model._to_text:  # to the other kind the prompt's words are none that stand there
+        assert model.write(text, Sampling(12, repetition=2.0)) != greedy, "of the passage's words"
 
 
 def test_a_draw_is_of_its_seed_and_leaves_others_alone(folder: Path) -> None:

@@ -163,9 +163,9 @@ def test_without_the_check_all_of_it_would_leave(url: str, monkeypatch: pytest.M
     heard: list[str] = []
     written = WrittenGenerator._written
 
-    def believed(self: WrittenGenerator, *asked: object) -> str:
-        heard.append(written(self, *asked))  # type: ignore[arg-type]
-        return heard[-1]
+    def believed(self: WrittenGenerator, *asked: object) -> tuple[str, None]:
+        heard.append(written(self, *asked)[0])  # type: ignore[arg-type]
+        return heard[-1], None
 
     monkeypatch.setattr(WrittenGenerator, "_written", believed)
     generator(url).generate(QUESTION, passages(*range(len(ORDERS))))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from daemon.answering.abstention import NOT_ANSWERED
+from daemon.answering.answering import QuestionRefusedError
 from daemon.answering.generator import GeneratedAnswer
 from daemon.answering.options import AnsweringOptions
 from daemon.jobs import answering
+from daemon.jobs import prompts as prompt_jobs
 from daemon.learning.language_model import LanguageModelError
 from tests.daemon.answering.conftest import Site
 from tests.daemon.answering.test_answering import ranked
@@ -132,7 +134,7 @@ def told(*pieces: str, **options: Any) -> tuple[list[str], GeneratedAnswer]:
     heard: list[str] = []
     with writing(lambda _: pieces) as server:
         model = generator(f"{server.url}#m", **options)
-        return heard, model.generate(QUESTION, ranked(*TEXTS), heard.append)
+        return heard, model.generate(QUESTION, ranked(*TEXTS), told=heard.append)
 
 
 def test_each_statement_is_heard_once_it_was_checked() -> None:
@@ -196,3 +198,35 @@ def test_a_written_answer_comes_with_all_that_was_found(site: Site) -> None:
     assert answered.text == "Every lamp burns whale oil. [1]"
     assert (answered.instead, answered.dropped, len(answered.passages)) == ("", 1, 3)
     assert answered.citations[0].text == "Whale oil burns in every lamp."
+
+
+@pytest.mark.slow
+def test_a_prompt_is_shown_as_the_model_is_sent_it(site: Site) -> None:
+    """With passages of this site alone, of the documents that are named, and with the answer."""
+
+    def write(body: dict[str, object]) -> tuple[int, bytes]:
+        (number,) = re.findall(r"<passage (\d)> Lamps", str(body["messages"]))
+        return completion(f"Every lamp burns whale oil [{number}].")
+
+    with serving(write) as (url, heard):
+        site.open(generator="openai", language_model=f"{url}#m", prompt="auto")
+        shown = prompt_jobs.try_prompt("novel", QUESTION, ["lamp"], 3, run=False)
+        assert heard == [], "nothing is sent"
+        assert shown.answer is None
+        assert (shown.found, shown.filled.given) == (1, 1)
+        assert "<passage 1> Lamps" in shown.filled.text and "Rope" not in shown.filled.text
+        tried = prompt_jobs.try_prompt("novel", QUESTION, [], 3, run=True)
+        sent = heard[0]["messages"]
+        assert sent == [{"role": "user", "content": tried.filled.text}]
+        assert tried.answer is not None
+        assert tried.answer.text == "Every lamp burns whale oil. [1]"
+        assert tried.answer.prompt == "novel"
+        assert answering.ask(QUESTION, 3).prompt == "novel", "as the rule has it: which"
+    with pytest.raises(QuestionRefusedError, match="no document here has an id"):
+        prompt_jobs.try_prompt("novel", QUESTION, ["nowhere"], 3, run=False)
+    with pytest.raises(QuestionRefusedError, match="blank"):
+        prompt_jobs.try_prompt("novel", " ", [], 3, run=False)
+    site.open()
+    extracted = prompt_jobs.try_prompt("metric", QUESTION, [], 3, run=True)
+    assert "the figure that the question below asks for" in extracted.filled.text
+    assert extracted.answer is not None and not extracted.answer.prompt

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from daemon.evaluation import answers as module
 from daemon.evaluation.answers import (
     LOWER_IS_BETTER,
+    Scores,
     by_label,
     exact_match,
     normalised,
@@ -26,6 +27,7 @@ from daemon.evaluation.answers import (
     words_of,
 )
 from daemon.jobs.answers import GivenAnswer, figures_of_answers, score
+from daemon.process.chat_client import Likelihood
 
 SCRIPTS = [
     "The cat sat on the mat today.",
@@ -246,7 +248,7 @@ def test_an_answer_that_cites_nothing_is_none() -> None:
 
 def test_figures_of_labels_are_of_their_questions_alone() -> None:
     kinds = ["cause"] * 6 + ["cure"] * 5 + ["rare"] * 2 + [""]
-    scored = [{"em": float(kind == "cure")} for kind in kinds]
+    scored = [Scores({"em": float(kind == "cure")}) for kind in kinds]
     whole, labelled = figures_of_answers(scored, {"qtype": kinds, "reasoning": [""] * len(kinds)})
     assert whole["em"].mean == pytest.approx(5 / 14)
     assert 0.0 < whole["em"].low < whole["em"].mean < whole["em"].high < 1.0
@@ -255,6 +257,21 @@ def test_figures_of_labels_are_of_their_questions_alone() -> None:
     ]  # fmt: skip
     many = {"qtype": [str(number % 40) for number in range(400)]}
     assert len(list(by_label(many, fewest=5, most=20))) == 20
+
+
+def test_a_perplexity_is_of_the_questions_that_have_one() -> None:
+    """The geometric mean of 2 and 8, by their logarithms."""
+    scored = [Scores({"em": 1.0}, nats={"ppl-written": math.log(one)}) for one in (2, 8)]
+    scored.append(Scores({"em": 0.0}))
+    means, _ = figures_of_answers(scored, {})
+    assert means["ppl-written"].mean == pytest.approx(4)
+    assert (means["ppl-written"].questions, means["em"].questions) == (2, 3)
+    assert "ppl-reference" not in means
+    given = GivenAnswer("oil [1]", ((1, "a"),), ("a",), ("oil",), Likelihood(0.5, None, "not told"))
+    scores = score(given)
+    assert (scores.nats, scores.missing["ppl-reference"]) == ({"ppl-written": 0.5}, "not told")
+    extracted = score(GivenAnswer("oil [1]", ((1, "a"),), ("a",), ("oil",)))
+    assert extracted.missing["ppl-written"] == "no language model wrote an answer"
 
 
 # ---- what is not there -----------------------------------------------------------------------

@@ -29,7 +29,8 @@ from daemon.fedctl.main import app
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
-from tests.support.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
+from tests.support.canned_daemon import CannedDaemon, canned_daemon
+from tests.support.canned_replies import DIGEST, progress
 from tests.support.command_line import Fedctl, Ran
 
 ROOT = Path(__file__).parents[3]

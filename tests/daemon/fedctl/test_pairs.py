@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fedctl.commands.evaluate import sparkline
+from daemon.fedctl.commands.evaluation.evaluate import sparkline
 from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
-from tests.support.canned_daemon import DIGEST, CannedDaemon, canned_daemon
+from tests.support.canned_daemon import CannedDaemon, canned_daemon
+from tests.support.canned_replies import DIGEST
 
 Said = Callable[..., tuple[int, str, str]]
 
@@ -192,85 +193,6 @@ def test_a_line_of_bars() -> None:
     assert sparkline([0.3, 0.3]) == "▁▁"
     assert sparkline([1.0, float("nan"), 0.0]) == "█ ▁"
     assert sparkline([]) == ""
-
-
-# ---- eval --answers ------------------------------------------------------------------
-
-
-def test_figures_on_answers_with_what_was_left_out(said: Said, daemon: CannedDaemon) -> None:
-    code, out, err = said("eval", "--answers")
-    assert (code, err) == (0, "")
-    assert daemon.asked[0].split == "", "the daemon chooses: test, or else valid"
-    shown = lines(out)
-    assert shown[:4] == [
-        "questions      30, of split test",
-        "left out       12, whose pairs say no right answer",
-        "no answer      7, which count as answered with nothing",
-        "generator      extractive",
-    ]
-    rows = [line.split() for line in shown]
-    assert ["answered", "0.750", "0.250–0.875"] in rows
-    assert ["wer", "1.500", "1.250–2.000", "less", "is", "better"] in rows
-    assert "rouge-1-f" not in out, "it is not among those that are shown unasked"
-    assert ["qtype", "[b]cure", "9", "token-f1", "0.500", "0.250–0.875"] in rows
-    assert "Without meteor: WordNet is not there." in out
-    assert all(len(line) <= 80 for line in out.splitlines())
-    assert "which is learned from" in " ".join(
-        said("eval", "--answers", "--split", "train")[1].split()
-    )
-
-
-def test_a_script_gets_every_figure_on_answers_or_those_it_names(said: Said) -> None:
-    plain = json.loads(said("eval", "--answers", "--json")[1])
-    assert (plain["questions"], plain["without_answer"], plain["unanswered"]) == (30, 12, 7)
-    names = ["answered", "token-f1", "rouge-1-f", "wer"]
-    assert [one["metric"] for one in plain["figures"]] == names
-    assert plain["figures"][3] == {
-        "metric": "wer", "mean": 1.5, "low": 1.25, "high": 2.0, "lower_is_better": True,
-    }  # fmt: skip
-    assert plain["missing"] == [{"metric": "meteor", "cause": "WordNet is not there"}]
-    plain = json.loads(said("eval", "--answers", "--metric", "rouge-1-f", "--json")[1])
-    kept = (plain["figures"], plain["by_label"][0]["figures"])
-    assert [[one["metric"] for one in some] for some in kept] == [["rouge-1-f"]] * 2
-    assert "rouge-1-f" in said("eval", "--answers", "--metric", "all")[1]
-
-
-def test_what_answers_have_not_is_refused(said: Said, daemon: CannedDaemon) -> None:
-    code, _, err = said("eval", "--answers", "--metric", "mrr@10")
-    assert (code, "Use 'all' or some of: answered, token-f1" in err) == (Exit.USAGE, True)
-    code, _, err = said("eval", "--answers", "--history")
-    assert (code, "no history is kept of answers" in err) == (Exit.USAGE, True)
-    daemon.judged_answers = None
-    code, out, err = said("eval", "--answers")
-    assert (code, out) == (Exit.UNREACHABLE, "")
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_asking_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
-    begun = threading.Event()
-
-    def forever() -> Iterator[control.EvaluateAnswersProgress]:
-        yield control.EvaluateAnswersProgress(step="answers", done=3, total=30)
-        begun.set()
-        daemon.left.wait(30)
-
-    daemon.judging = forever()
-    command = [sys.executable, "-m", "daemon.fedctl", "eval", "--answers"]
-    mine, theirs = pty.openpty()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
-        assert begun.wait(60)
-        seen = b""
-        while b"3/30" not in seen:
-            seen += os.read(mine, 4096)
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
-    seen += os.read(mine, 4096)
-    os.close(mine)
-    os.close(theirs)
-    assert b"questions answered and scored" in seen
-    assert (process.returncode, out) == (Exit.INTERRUPTED, b"")
-    assert b"given up; nothing was judged" in seen
-    assert daemon.left.wait(10)
 
 
 # ---- pairs --------------------------------------------------------------------------

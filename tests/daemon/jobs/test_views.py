@@ -146,7 +146,9 @@ def site(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site
 
 def told(collections: tuple[str, ...] | None = OPEN) -> list[Any]:
     """All that is told of some questions, to the last bit: answers, figures and refusals."""
-    found: list[Any] = [answering.ask(question, 5, collections) for question in QUESTIONS]
+    found: list[Any] = [
+        answering.ask(question, 5, collections=collections) for question in QUESTIONS
+    ]
     for question in QUESTIONS:
         for filters in FILTERS:
             try:
@@ -187,7 +189,10 @@ def test_what_is_added_and_taken_out_elsewhere_changes_no_bit(site: Site) -> Non
 def test_what_is_added_to_ones_own_is_found(site: Site) -> None:
     site.put([Document("open/buoy", "The buoy", "Somebody keeps the buoy dry.")], [])
     site.open()
-    assert answering.ask("who keeps the buoy dry?", 3, OPEN).passages[0].document_id == "open/buoy"
+    assert (
+        answering.ask("who keeps the buoy dry?", 3, collections=OPEN).passages[0].document_id
+        == "open/buoy"
+    )
 
 
 def test_who_may_ask_of_all_is_answered_as_before(site: Site) -> None:
@@ -202,7 +207,7 @@ def test_of_nothing_nothing_is_told_and_nothing_breaks(site: Site) -> None:
     site.put(SECRET, SECRET_PAIRS)
     site.open()
     for collections in ((), ("not-here-yet",), ("ope",), ("secre",)):
-        answered = answering.ask(QUESTIONS[0], 3, collections)
+        answered = answering.ask(QUESTIONS[0], 3, collections=collections)
         assert (answered.citations, answered.passages) == ((), ())
         assert answering.search(QUESTIONS[0], 3, True, EVERY, collections).passages == []
 
@@ -210,7 +215,7 @@ def test_of_nothing_nothing_is_told_and_nothing_breaks(site: Site) -> None:
 def test_two_collections_are_answered_as_one_library(site: Site) -> None:
     site.put(SECRET, SECRET_PAIRS)
     site.open()
-    found = answering.ask("what does Norn do with the pump", 5, ("open", "secret"))
+    found = answering.ask("what does Norn do with the pump", 5, collections=("open", "secret"))
     assert {one.document_id.split("/")[0] for one in found.passages} == {"open", "secret"}
     assert answering.search(QUESTIONS[0], 5, True, EVERY, ("open", "secret")).weighed_by > len(
         THINGS
@@ -271,12 +276,12 @@ def fitted_on_all(patch: pytest.MonkeyPatch) -> None:
     """What is too little for an answer is found on the pairs of all."""
 
     def with_fitted(_view: Any, version: OpenVersion, _fit: Any) -> OpenVersion:
-        of_all = answering._opened()
+        of_all = answering.opened_version()
         return replace(
             version,
             abstention=of_all.abstention,
             weights=of_all.weights,
-            weighed_by=of_all.weighed_by,
+            weighed_on=of_all.weighed_on,
         )
 
     patch.setattr(views, "_with_fitted", with_fitted)

@@ -6,7 +6,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -43,7 +43,8 @@ def serving(reply: Reply) -> Iterator[tuple[str, list[dict[str, object]]]]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # nobody waits for it any more
+                self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -22,7 +22,7 @@ from daemon.personal.layer import Fact, FitRequest, Fitted, Layer, Serving
 from daemon.personal.layers import LAYERS
 from daemon.personal.serving import load_serving, retriever_for
 from daemon.personal.store import PersonalState, embedded_by
-from tests.support.canned_daemon import DIGEST
+from tests.support.canned_replies import DIGEST
 from tests.support.small_models import small_encoder
 from tests.test_rooms import ROOT, name_of, sources
 

@@ -366,7 +366,7 @@ def test_a_version_answers_with_the_layer_it_was_indexed_with(site: Site) -> Non
 
     def asked() -> bytes:
         answering.open_version(site.spec, site.library, site.versions, version, index)
-        retriever = answering._opened().retriever
+        retriever = answering.opened_version().retriever
         return retriever.embed_queries(["what care does the bell need?"]).tobytes()
 
     first = asked()

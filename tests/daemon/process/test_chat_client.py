@@ -60,6 +60,56 @@ def test_what_is_drawn_and_how_is_asked_for() -> None:
     assert "seed" not in second
 
 
+def test_what_openai_does_not_know_is_sent_only_where_it_is_on() -> None:
+    sampling = Sampling(9, 0.4, 0.9, top_k=50, repetition=1.2)
+    with serving(lambda _: completion("oil")) as (url, asked):
+        ChatClient(url, "m").reply("Which?", sampling, 5)
+    [body] = asked
+    assert (body["top_k"], body["repetition_penalty"], body["repeat_penalty"]) == (50, 1.2, 1.2)
+    with serving(lambda _: (400, b"unknown field")) as (url, _):
+        with pytest.raises(ChatError, match=r"does not know top_k, repetition_penalty, rep.*\)$"):
+            ChatClient(url, "m").reply("Which?", sampling, 5)
+        with pytest.raises(ChatError, match=r"answered 400: see its own log$"):
+            ChatClient(url, "m").reply("Which?", GREEDY, 5)
+
+
+def told(*logprobs: object) -> tuple[int, bytes]:
+    said = {"content": [{"token": "x", "logprob": one} for one in logprobs]}
+    choice = {"message": {"content": "oil"}, "logprobs": said}
+    return 200, json.dumps({"choices": [choice]}).encode()
+
+
+def test_what_a_server_tells_of_its_own_words_is_their_perplexity() -> None:
+    with serving(lambda _: told(-0.5, -1.5, 0)) as (url, asked):
+        text, likelihood = ChatClient(url, "m").measured("Which?", GREEDY, 5)
+    assert asked[0]["logprobs"] is True
+    assert text == "oil"
+    assert likelihood.written == pytest.approx(2 / 3)
+    assert likelihood.reference is None
+    assert "no other text" in likelihood.lacking
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [completion("oil"), told(), told("x"), told(None), told(0.5), told(-0.5, float("-inf"))],
+)
+def test_a_server_that_tells_no_probabilities_is_said_to(reply: tuple[int, bytes]) -> None:
+    with serving(lambda _: reply) as (url, _):
+        text, likelihood = ChatClient(url, "m").measured("Which?", GREEDY, 5)
+    assert (text, likelihood.written) == ("oil", None)
+    assert likelihood.lacking.endswith("tells no log-probabilities")
+
+
+def test_a_server_that_refuses_to_tell_them_answers_all_the_same() -> None:
+    def refusing(body: dict[str, object]) -> tuple[int, bytes]:
+        return (400, b"no logprobs here") if "logprobs" in body else completion("oil")
+
+    with serving(refusing) as (url, asked):
+        text, likelihood = ChatClient(url, "m").measured("Which?", GREEDY, 5)
+    assert (text, likelihood.written, len(asked)) == ("oil", None, 2)
+    assert likelihood.lacking.endswith("refuses to tell them (400)")
+
+
 @pytest.mark.parametrize("url", ["http://10.0.0.1:80/v1", "http://127.0.0.1:99999/v1", "x"])
 def test_another_machine_is_not_asked(url: str) -> None:
     with pytest.raises(ChatError, match="passages must not leave it"):

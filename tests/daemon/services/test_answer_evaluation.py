@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,9 +17,9 @@ from daemon.answering.abstention import NOT_ANSWERED
 from daemon.jobs import learning
 from daemon.learning.options import EvaluationError, EvaluationProgress
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.readers.documents import Document, Pair, Reference
+from daemon.library.readers.documents import MAX_QUERY_BYTES, Document, Pair, Reference
 from daemon.process.workers import Worker, import_once
-from daemon.services.answer_evaluation import AnswerJudge, NothingToCompareError
+from daemon.services.answer_evaluation import AnswerJudge, AskedPair, NothingToCompareError
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.state.folder import StateFolder
 from daemon.state.versions import read_version, write_version
@@ -88,11 +90,16 @@ async def test_each_question_is_asked_as_people_ask_it(site: Collection, worker:
     await site.ingest([], pairs)
     steps: list[object] = []
     judged = await AnswerJudge(site, worker).judge("", steps.append)
-    assert steps == [
+    told = [step for step in steps if isinstance(step, AskedPair)]
+    assert [one.pair for one in told] == pairs[:5]
+    assert [step for step in steps if not isinstance(step, AskedPair)] == [
         EvaluationProgress("index"),
+        EvaluationProgress("abstention"),
+        *(EvaluationProgress("abstention", done, 6) for done in (0, 6)),
         *(EvaluationProgress("answers", done, 5) for done in range(6)),
     ]
     assert (judged.split, judged.questions, judged.without_answer) == ("test", 5, 1)
+    assert (judged.pairs, judged.failed, judged.partial, judged.asked_before) == (5, {}, "", 0)
     assert judged.model_digest == site.served_digest
     right, exact, cited = 0, 0, 0.0
     for one in pairs[:5]:
@@ -129,6 +136,7 @@ async def test_where_no_pair_says_a_right_answer_it_is_said_how(
     judge = AnswerJudge(site, worker)
     with pytest.raises(NothingToCompareError, match="no pair of split test or valid here"):
         await judge.judge("")
+    assert "there are no pairs of split test or valid" in (await judge.abstention("")).cause
     await site.ingest([], [pair("pump", "test"), pair("lamp", "test", qtype="who")])
     with pytest.raises(NothingToCompareError, match=r'none of 2 pairs .* give pairs an "answer"'):
         await judge.judge("test")
@@ -142,7 +150,9 @@ async def test_people_are_answered_in_between(site: Collection, worker: Worker) 
     seen: list[tuple[int, bool]] = []
 
     def listener(step: object) -> None:
-        assert isinstance(step, EvaluationProgress)
+
+        if not isinstance(step, EvaluationProgress):
+            return
         if step[:2] == ("answers", 2):
             people.append(asyncio.create_task(site.ask("Who keeps the bell dry?", 0)))
         elif people:
@@ -161,11 +171,79 @@ async def test_who_gives_up_is_asked_no_other_question(site: Collection, worker:
         if step == ("answers", 3, 8):
             judging.cancel()
 
-    judging = asyncio.create_task(AnswerJudge(site, worker).judge("test", listener))
+    judge = AnswerJudge(site, worker)
+    judging = asyncio.create_task(judge.judge("test", listener))
     with pytest.raises(asyncio.CancelledError):
         await judging
     assert steps[-1] == ("answers", 3, 8)
     assert (await site.ask("Who keeps the bell dry?", 0)).citations
+    so_far = await judge.so_far()
+    assert (so_far.questions, so_far.pairs, so_far.partial) == (3, 8, "it was given up")
+    assert so_far.abstention.questions == 8, "that was judged before"
+    # It goes on from there, and begins anew when all was asked.
+    again: list[object] = []
+    judged = await judge.judge("test", again.append)
+    assert (judged.questions, judged.asked_before, judged.partial) == (8, 3, "")
+    assert len([step for step in again if isinstance(step, AskedPair)]) == 8
+    whole = await AnswerJudge(site, worker).judge("test")
+    assert whole.figures == judged.figures, "as if nobody had given up"
+    assert (await judge.judge("test")).asked_before == 0
+    with pytest.raises(EvaluationError, match="no question was answered"):
+        await AnswerJudge(site, worker).so_far()
+
+
+async def test_a_failing_question_costs_the_others_nothing(
+    site: Collection, worker: Worker
+) -> None:
+    """One whose answer can't be compared (its reference is taken from under it): told, by cause."""
+    good = [pair(one, "test", "Somebody") for one in SUBJECTS[:4]]
+    await site.ingest([], good)
+    expected = await AnswerJudge(site, worker).judge("test")
+    bad = Pair("?" * (MAX_QUERY_BYTES + 1), ("yard/pump",), "test", Reference(("Nobody",)))
+    blank = Pair("\n", ("yard/lamp",), "test", Reference(("Nobody",)))
+    await site.ingest([], [bad, blank])
+    judge = AnswerJudge(site, worker)
+    judged = await judge.judge("test")
+    assert (judged.questions, judged.pairs, judged.partial) == (4, 6, "")
+    assert judged.failed == {
+        "the question is longer than 16 KiB: shorten it": [bad],
+        "the question is blank: write one": [blank],
+    }
+    assert judged.figures == expected.figures
+    again = await judge.judge("test")
+    assert (again.asked_before, [*again.failed.values()]) == (4, [[bad], [blank]])
+
+
+async def test_where_one_fails_after_another_it_ends(site: Collection, worker: Worker) -> None:
+    bad = [
+        Pair("?" * (MAX_QUERY_BYTES + n), ("yard/pump",), "test", Reference(("a",)))
+        for n in range(1, 31)
+    ]
+    await site.ingest([], bad)
+    with pytest.raises(EvaluationError, match=r"no question was answered: .* KiB.* \(20\)"):
+        await AnswerJudge(site, worker).judge("test")
+    first = [pair("pump", "valid", "Somebody")]
+    later = [Pair(one.query, ("yard/lamp",), "valid", one.reference) for one in bad]
+    await site.ingest([], [*first, *later])
+    judged = await AnswerJudge(site, worker).judge("valid")
+    assert (judged.questions, judged.pairs) == (1, 31)
+    assert judged.partial.startswith("20 questions failed one after another: the question is")
+
+
+async def test_a_worker_that_dies_at_a_question_costs_that_one_at_most(
+    site: Collection, worker: Worker
+) -> None:
+    await site.ingest([], [pair(one, "test", "Somebody") for one in SUBJECTS])
+
+    def listener(step: object) -> None:
+        if step == ("answers", 3, 8):
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+
+    judged = await AnswerJudge(site, worker).judge("test", listener)
+    assert judged.questions + sum(map(len, judged.failed.values())) == 8
+    assert judged.questions >= 7
+    assert judged.partial == ""
 
 
 async def test_figures_of_two_versions_are_nobodys(site: Collection, worker: Worker) -> None:
@@ -185,8 +263,12 @@ async def test_figures_of_two_versions_are_nobodys(site: Collection, worker: Wor
         if step == ("answers", 3, len(many)):
             site.adopt(newer)
 
-    with pytest.raises(EvaluationError, match="another model version has come to answer"):
-        await AnswerJudge(site, worker).judge("test", listener)
+    older = site.served_digest
+    judge = AnswerJudge(site, worker)
+    judged = await judge.judge("test", listener)
     assert site.served_digest == newer
-    judged = await AnswerJudge(site, worker).judge("test")
+    assert judged.partial.startswith("another model version has come to answer")
+    assert (judged.model_digest, 3 <= judged.questions < len(many)) == (older, True)
+    judged = await judge.judge("test")
     assert (judged.model_digest, judged.questions) == (newer, len(many))
+    assert judged.asked_before == 0, "they were asked of another"

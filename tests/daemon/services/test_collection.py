@@ -102,12 +102,12 @@ async def test_after_a_restart_the_index_of_before_answers_at_once(
     assert not busy.done()
     answer = await again.ask(QUESTION, 3)
     assert answer.citations[0].document_id == "yard/pump"
-    assert again.indexed == 4, "those that came since are found by words"
+    assert again.opened.passages == 4, "those that came since are found by words"
     (tmp_path / "go on").touch()
     await busy
     await again.until_served(version)
     async with asyncio.timeout(60):
-        while again.indexed < len(DOCUMENTS):
+        while again.opened.passages < len(DOCUMENTS):
             await asyncio.sleep(0.01)
     running.cancel()
 

@@ -202,11 +202,11 @@ def cut_short(path: Path) -> None:
 async def test_who_ingests_is_told_how_far_the_index_is(site: Site) -> None:
     told: list[object] = []
     await site.collection.until_served(site.genesis)
-    assert site.collection.index_recall == 0.0, "an index of nothing finds nothing"
+    assert site.collection.opened.recall == 0.0, "an index of nothing finds nothing"
     await site.collection.ingest(DOCUMENTS, [])
     await site.collection.index(told.append)
     assert IndexingProgress(8, 8) in told
-    assert (site.collection.index_recall, site.collection.indexed) == (1.0, 8)
+    assert (site.collection.opened.recall, site.collection.opened.passages) == (1.0, 8)
     assert site.collection._watching == []
 
 
@@ -224,7 +224,7 @@ async def test_an_index_that_misses_much_is_warned_of_with_what_to_do(site: Site
     site.collection.served_index = None  # as after a start
     with capture_logs() as logs:
         await site.collection.index(lambda _: None)
-    assert site.collection.index_recall == 0.97
+    assert site.collection.opened.recall == 0.97
     (warning,) = [one for one in logs if one["log_level"] == "warning"]
     assert (warning["usual_recall"], warning["breadth"]) == (0.8, 512)
     assert "look for passages that are there many times over" in warning["event"]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.kinds import PromptKind
-from daemon.answering.prompts.prompts import NoRoomError, neutral, prompt
+from config.kinds import PromptChoice, PromptKind
+from daemon.answering.prompts.kinds import AUTO, FOR, guessed, kind_of
+from daemon.answering.prompts.prompts import NoRoomError, neutral, prompt, slots_of
 from daemon.library.contents import Passage
 
 
@@ -83,6 +84,7 @@ def test_tokens_of_the_model_are_no_tokens_in_a_passage() -> None:
     special = ("<|end|>", "[MASK]", "~~turn~~", "▁")
     text = neutral("a <|end|> b [MASK] c ~~turn~~ d", special)
     assert not [token for token in special if token in text]
+    assert not re.search(r"<\s*passage", neutral("<\u200bpassage 1> < /passage 1>"))
     assert neutral("p < 0.05, 5 > 3, [sic]") == "p < 0.05, 5 > 3, [sic]"
 
 
@@ -96,3 +98,38 @@ def test_tokens_of_the_model_are_no_tokens_in_a_passage() -> None:
 def test_no_text_holds_a_mark_once_it_is_neutral(text: str) -> None:
     left = neutral(text)
     assert not re.search(r"<\s*/?\s*passage|\[\s*\d+\s*\]", left)
+
+
+# ---- which one --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "kind", "because"),
+    [
+        ("What are the treatments for anaemia?", "medical", "'treatment'"),
+        ("Welche Dosis ist für Kinder richtig?", "medical", "'Dosis'"),
+        ("How much of the dose is lost?", "medical", "'dose'"),
+        ("How much did sales rise?", "metric", "'How much'"),
+        ("What is Boeing's gross margin for 2022?", "metric", "'margin'"),
+        ("Does AMCOR have an improving record?", "domain", "'Does'"),
+        ("  Ist die Kasse am Montag offen?", "domain", "'Ist'"),
+        ("Who signs off a night inspection?", "novel", "'Who'"),
+        ("Welcher Raum ist frei?", "novel", "'Welcher'"),
+        ("Explain how locks are greased.", "general", "no rule"),
+        ("whole numbers, please", "general", "no rule"),
+        ("", "general", "no rule"),
+    ],
+)
+def test_a_rule_that_can_be_read_chooses_the_prompt(question: str, kind: str, because: str) -> None:
+    found, why = guessed(question)
+    assert (found, because in why) == (kind, True), why
+    assert kind_of("auto", question) == kind
+    assert kind_of("novel", question) == "novel", "who says one gets it"
+
+
+def test_every_prompt_says_for_what_it_is_and_has_both_slots() -> None:
+    assert [*FOR] == [*get_args(PromptKind)]
+    assert {kind: slots_of(kind) for kind in FOR} == {
+        kind: ["passages", "question"] for kind in FOR
+    }
+    assert {*get_args(PromptChoice)} == {*FOR, AUTO}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from daemon.fedctl.commands.evaluation.answers import evaluate_abstention, evaluate_answers
+from daemon.fedctl.commands.evaluation.rating import rate
+from daemon.fedctl.commands.evaluation.steps import LEARNED, asking, broken_off, wanted_of
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
@@ -20,7 +23,6 @@ from daemon.fedctl.terminal.output import (
     duration,
     facts,
     plain_text,
-    remarks,
     short,
 )
 
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from proto.control_pb2 import (
-        AnswerFigure,
-        EvaluateAnswersProgress,
-        EvaluateAnswersReply,
         EvaluateProgress,
         EvaluateReply,
         LearningCurveReply,
@@ -41,21 +40,9 @@ if TYPE_CHECKING:
 topic = typer.Typer()
 
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
-SHOWN_OF_ANSWERS = (
-    *("answered", "cites-p", "cites-r", "em", "token-f1", "rouge-l-p", "rouge-l-r", "rouge-l-f"),
-    *("bleu", "chrf", "chrf++", "meteor", "meteor-stem", "cer", "wer"),
-)
-_SHOWN_OF_LABELS = ("cites-r", "token-f1", "rouge-l-f")
 # What the daemon names otherwise than people do; the rest is printed as it comes.
 _CALLED = {"bm25": "BM25", "dense": "this version"}
 _PLACES = {"avg_rank": 2}  # a rank has digits before the point
-_STEPS = {
-    "index": "waiting for the index",
-    "encoder": "passages embedded by the untrained encoder",
-    "cross-encoder": "questions ranked by the cross-encoder",
-    "questions": "asking",
-    "answers": "questions answered and scored",
-}
 _BARS = "▁▂▃▄▅▆▇█"
 
 Metric = Annotated[
@@ -68,44 +55,104 @@ Metric = Annotated[
 ]
 
 
+_Split = Annotated[
+    Literal["test", "valid", "train"] | None,
+    typer.Option(help="Which pairs to ask. Default: test if there are any, else valid."),
+]
+_History = Annotated[
+    bool,
+    typer.Option(
+        "--history",
+        help="How each committed version did on the validation pairs; and with what is this "
+        "site's own, where it answers with that.",
+    ),
+]
+_Answers = Annotated[
+    bool,
+    typer.Option(
+        "--answers",
+        help="Judge answers instead: those to pairs that say a right one, each asked as "
+        "`fedctl ask` asks it. Ctrl-C shows the figures of those that were.",
+    ),
+]
+_Abstention = Annotated[
+    bool,
+    typer.Option(
+        "--abstention",
+        help="Judge instead which questions are refused as not answered here; for that no "
+        "pair needs to say a right answer.",
+    ),
+]
+_Save = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --answers: keep each question with its answer in a file, for you alone.",
+    ),
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="With --save: in the place of a file that is there.")
+]
+_Rate = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rate",
+        metavar="FILE",
+        help="Rate answers that --save kept instead, of two such files or more, blind, at "
+        "the terminal; no daemon is asked.",
+    ),
+]
+_Ratings = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --rate: where scores are kept, of all raters."),
+]
+_Rater = Annotated[
+    str, typer.Option(metavar="NAME", help="With --rate: who rates. Default: your user.")
+]
+_Results = Annotated[
+    bool,
+    typer.Option("--results", help="With --rate: show what came of it, and how raters agree."),
+]
+
+
 @topic.command("eval")
 @command
 def evaluate(
     session: Session,
-    split: Annotated[
-        Literal["test", "valid", "train"] | None,
-        typer.Option(help="Which pairs to ask. Default: test if there are any, else valid."),
-    ] = None,
+    split: _Split = None,
     metric: Metric = None,
-    history: Annotated[
-        bool,
-        typer.Option(
-            "--history",
-            help="How each committed version did on the validation pairs; and with what is this "
-            "site's own, where it answers with that.",
-        ),
-    ] = False,
-    answers: Annotated[
-        bool,
-        typer.Option(
-            "--answers",
-            help="Judge answers instead: those to pairs that say a right one, each asked as "
-            "`fedctl ask` asks it.",
-        ),
-    ] = False,
-) -> None:
+    history: _History = False,
+    answers: _Answers = False,
+    abstention: _Abstention = False,
+    save: _Save = None,
+    force: _Force = False,
+    rate_files: _Rate = None,
+    ratings: _Ratings = None,
+    rater: _Rater = "",
+    results: _Results = False,
+) -> Exit | None:
     """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
 
     Every figure has its 95 % bootstrap interval; differences are paired by question. With
     adapt = "lora" or "full" the first time embeds every passage by the untrained encoder:
     Ctrl-C ends it, and the next time goes on from there.
     """
+    chosen = {
+        "--history": history,
+        "--answers": answers,
+        "--abstention": abstention,
+        "--rate": bool(rate_files),
+    }
+    _not_together([name for name, said in chosen.items() if said], save)
+    if rate_files:
+        return rate(session, rate_files, ratings, rater, results=results)
     if answers:
-        _show_answers(session, split, metric, history=history)
-        return
+        return evaluate_answers(session, split or "", metric, save, force=force)
+    if abstention:
+        return evaluate_abstention(session, split or "")
     if history:
         _show_history(session, split, metric)
-        return
+        return None
     try:
         reply = run(_evaluate(session, split or ""))
     except KeyboardInterrupt:
@@ -114,48 +161,26 @@ def evaluate(
             "`fedctl eval` begins anew; passages that were embedded need not be again",
             exit_code=Exit.INTERRUPTED,
         ) from None
-    wanted = _wanted(metric, [figure.metric for figure in reply.figures])
+    wanted = wanted_of(metric, [figure.metric for figure in reply.figures], SHOWN)
     plain = as_plain(reply)
     if metric:
         for name in ("figures", "over_vanilla"):
             plain[name] = [figure for figure in plain[name] if figure["metric"] in wanted]
     session.result(plain, lambda console: _show(console, reply, wanted))
+    return None
 
 
-@asynccontextmanager
-async def _asking(
-    session: Session,
-) -> AsyncIterator[
-    tuple[ControlAsyncStub, Callable[[EvaluateProgress | EvaluateAnswersProgress], None]]
-]:
-    """The daemon, and what shows the steps that it tells."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[count]}"),
-        console=session.notes,
-        transient=True,
-        disable=session.json or not session.notes.is_terminal,
-    )
-    bar = bars.add_task("", total=None, count="")
-
-    async with connected(socket_path(session)) as daemon, remarks(session) as now_at:
-
-        def watch(step: EvaluateProgress | EvaluateAnswersProgress) -> None:
-            count = f"{step.done}/{step.total}" if step.total else ""
-            total = step.total or None
-            text = _STEPS.get(step.step, step.step)
-            bars.update(bar, description=text, completed=step.done, total=total, count=count)
-            now_at(f"{text} {count}".strip())
-
-        with bars:
-            yield daemon, watch
+def _not_together(chosen: Sequence[str], save: Path | None) -> None:
+    if len(chosen) > 1:
+        cause = f"{' and '.join(chosen)} are two different questions"
+        raise CommandError(cause, "Give one of them", exit_code=Exit.USAGE)
+    if save is not None and "--answers" not in chosen:
+        cause = "there are no answers to save"
+        raise CommandError(cause, "Give --answers, too", exit_code=Exit.USAGE)
 
 
 async def _evaluate(session: Session, split: str) -> EvaluateReply:
-    async with _asking(session) as (daemon, watch):
+    async with asking(session) as (daemon, watch):
         return await judge(daemon, split, watch)
 
 
@@ -174,46 +199,18 @@ async def judge(
     async for step in daemon.Evaluate(EvaluateRequest(split=split)):
         watch(step)
     if not step.HasField("result"):
-        raise _broken_off()
+        raise broken_off()
     return step.result
-
-
-def _broken_off() -> CommandError:
-    return CommandError(
-        "the daemon stopped telling before it was done",
-        "`fedctl status` shows how it is; `fedctl eval` begins anew",
-        exit_code=Exit.UNREACHABLE,
-    )
-
-
-def _wanted(
-    wanted: Sequence[str] | None, known: Sequence[str], shown: Sequence[str] = SHOWN
-) -> list[str]:
-    """The metrics to show, of those there are; raises CommandError for one that isn't."""
-    names = list(dict.fromkeys(known))
-    if not wanted:
-        return [name for name in shown if name in names]
-    if "all" in wanted:
-        return names
-    for name in wanted:
-        if name not in names:
-            raise CommandError(
-                f"there is no metric {name!r}",
-                f"Use 'all' or some of: {', '.join(names)}",
-                exit_code=Exit.USAGE,
-            )
-    return list(dict.fromkeys(wanted))
 
 
 def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None:
     grid = facts()
-    learned = " (which is learned from: no measure of what was learned)"
     for name, value in (
         ("questions", f"{reply.questions}, of split {reply.split}"),
         ("model version", short(reply.model_digest.hex())),
         ("took", duration(reply.seconds)),
     ):
-        grid.add_row(name, plain_text(value + (learned if value.endswith("train") else "")))
+        grid.add_row(name, plain_text(value + (LEARNED if value.endswith("train") else "")))
     for fact in reply.facts:  # of this site's own, which "this version" and "fused" answer with
         grid.add_row(plain_text(fact.name), plain_text(fact.value))
     console.print(grid)
@@ -255,95 +252,6 @@ def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
     return table
 
 
-# ---- answers --------------------------------------------------------------------------
-
-
-def _show_answers(
-    session: Session, split: str | None, metric: Sequence[str] | None, *, history: bool
-) -> None:
-    if history:
-        raise CommandError(
-            "no history is kept of answers",
-            "Leave out --history or --answers",
-            exit_code=Exit.USAGE,
-        )
-    try:
-        reply = run(_evaluate_answers(session, split or ""))
-    except KeyboardInterrupt:
-        raise CommandError(
-            "given up; nothing was judged",
-            "`fedctl eval --answers` begins anew",
-            exit_code=Exit.INTERRUPTED,
-        ) from None
-    wanted = _wanted(metric, [figure.metric for figure in reply.figures], SHOWN_OF_ANSWERS)
-    plain = as_plain(reply)
-    if metric:
-        for some in (plain, *plain["by_label"]):
-            some["figures"] = [one for one in some["figures"] if one["metric"] in wanted]
-    of_labels = wanted if metric else [name for name in _SHOWN_OF_LABELS if name in wanted]
-    session.result(plain, lambda console: _answers_shown(console, reply, wanted, of_labels))
-
-
-async def _evaluate_answers(session: Session, split: str) -> EvaluateAnswersReply:
-    from proto.control_pb2 import EvaluateAnswersProgress, EvaluateAnswersRequest
-
-    async with _asking(session) as (daemon, watch):
-        step = EvaluateAnswersProgress()
-        async for step in daemon.EvaluateAnswers(EvaluateAnswersRequest(split=split)):
-            watch(step)
-    if not step.HasField("result"):
-        raise _broken_off()
-    return step.result
-
-
-def _answers_shown(
-    console: Console, reply: EvaluateAnswersReply, wanted: Sequence[str], of_labels: Sequence[str]
-) -> None:
-    grid = facts()
-    learned = " (which is learned from: no measure of what was learned)"
-    for name, value in (
-        (
-            "questions",
-            f"{reply.questions}, of split {reply.split}{learned * (reply.split == 'train')}",
-        ),
-        ("left out", f"{reply.without_answer}, whose pairs say no right answer"),
-        ("no answer", f"{reply.unanswered}, which count as answered with nothing"),
-        ("generator", reply.generator),
-        ("model version", short(reply.model_digest.hex())),
-        ("took", duration(reply.seconds)),
-    ):
-        grid.add_row(name, plain_text(value))
-    console.print(grid)
-    table = columns("metric", ">mean", "95 %", "")
-    for name in wanted:
-        for f in reply.figures:
-            if f.metric == name:
-                table.add_row(name, *_with_interval(f), "less is better" * f.lower_is_better)
-    console.print(table)
-    if reply.by_label:
-        console.print(_labels_table(reply, of_labels))
-    for cause in dict.fromkeys(one.cause for one in reply.missing):
-        names = ", ".join(one.metric for one in reply.missing if one.cause == cause)
-        console.print(plain_text(f"Without {names}: {cause}."), soft_wrap=True)
-
-
-def _with_interval(f: AnswerFigure) -> tuple[str, str]:
-    return f"{f.mean:.3f}", f"{f.low:.3f}–{f.high:.3f}"
-
-
-def _labels_table(reply: EvaluateAnswersReply, wanted: Sequence[str]) -> Table:
-    """A line for each figure of each label that enough questions have."""
-    table = columns("label", "value", ">questions", "metric", ">mean", "95 %")
-    for one in reply.by_label:
-        head = (one.label, plain_text(one.value), str(one.questions))
-        for name in wanted:
-            for f in one.figures:
-                if f.metric == name:
-                    table.add_row(*head, name, *_with_interval(f))
-                    head = ("", plain_text(""), "")
-    return table
-
-
 # ---- history --------------------------------------------------------------------------
 
 
@@ -353,7 +261,9 @@ def _show_history(session: Session, split: str | None, metric: Sequence[str] | N
             "the history is of the validation pairs", "Leave out --split", exit_code=Exit.USAGE
         )
     reply = run(_history(session))
-    wanted = _wanted(metric, [point.metric for point in reply.points]) if reply.points else []
+    wanted = (
+        wanted_of(metric, [point.metric for point in reply.points], SHOWN) if reply.points else []
+    )
     plain = as_plain(reply)
     if metric:
         plain["points"] = [point for point in plain["points"] if point["metric"] in wanted]

@@ -1,0 +1,1 @@
+"""How good a site finds and answers: by its own pairs, and by people."""
