@@ -199,6 +199,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.RevokeTokenReply.FromString,
                 _registered_method=True)
+        self.BlockPerson = channel.unary_unary(
+                '/hanse.control.v1.Control/BlockPerson',
+                request_serializer=proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.BlockPersonReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -425,6 +430,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BlockPerson(self, request, context):
+        """A person whom signed tokens of elsewhere let in, and from now on no more; or again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -592,6 +604,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=proto_dot_control__pb2.RevokeTokenRequest.FromString,
                     response_serializer=proto_dot_control__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'BlockPerson': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlockPerson,
+                    request_deserializer=proto_dot_control__pb2.BlockPersonRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.BlockPersonReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1485,6 +1502,33 @@ class Control:
             '/hanse.control.v1.Control/RevokeToken',
             proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
             proto_dot_control__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlockPerson(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/BlockPerson',
+            proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
+            proto_dot_control__pb2.BlockPersonReply.FromString,
             options,
             channel_credentials,
             insecure,
