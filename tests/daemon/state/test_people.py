@@ -14,6 +14,7 @@ import jwt
 import pytest
 
 from config.loading import SettingsError
+from config.people import Grant, Issuer, Speaker
 from daemon.state.people import LONGEST_JWT, People, PeopleUnknown, SignInRefused
 from tests.support.people import (
     SECRET,
@@ -388,3 +389,21 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
     os.truncate(file, 0)
     with pytest.raises(SettingsError, match="less than 32 bytes"):
         People(write_people(tmp_path, chat=table))
+
+
+def test_the_example_can_be_used_as_it_is(tmp_path: Path) -> None:
+    """With the files that it names; and all that can be written is in it."""
+    example = (Path(__file__).parents[3] / "config" / "people.example.toml").read_text()
+    clinic = Provider(tmp_path, algorithm="RS256")
+    speaker(tmp_path, {})
+    (tmp_path / "people.toml").write_text(example)
+    people = People(tmp_path / "people.toml")
+    assert [one.name for one in people.issuers()] == ["clinic"]
+    assert people.speaks("openwebui")
+    token = clinic.token(
+        "ann", ["/staff/board"], NOW, iss="https://sso.clinic.example/realms/staff"
+    )
+    assert people.signed_in(token, NOW).may["originals"] is None
+    written = "\n".join(line.removeprefix("# ") for line in example.splitlines())
+    options = {*Issuer.model_fields, *Speaker.model_fields, *Grant.model_fields} - {"groups"}
+    assert [one for one in options if f"\n{one} = " not in written] == []
