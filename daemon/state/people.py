@@ -15,6 +15,7 @@ The only home of PyJWT.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -153,8 +154,7 @@ class People:
         """Whose token of an identity provider it is. Raises SignInRefused, PeopleUnknown."""
         read = self._now()
         header = _header_of(token)
-        claimed = _claims_of(token).get("iss")
-        named = read.issuers.get(claimed) if isinstance(claimed, str) else None
+        named = read.issuers.get(_issuer_of(token))
         if named is None:
             raise SignInRefused("it is of no issuer that this site knows (claim iss)")
         name, issuer = named
@@ -224,7 +224,8 @@ def _header_of(token: str) -> Mapping[str, Any]:
     if len(token) > LONGEST_JWT or not _FORMED.fullmatch(token):
         raise SignInRefused(f"it is no signed token of at most {LONGEST_JWT >> 10} KiB")
     try:
-        header = jwt.get_unverified_header(token)
+        # Without the rest, which PyJWT would look through, character by character.
+        header = jwt.get_unverified_header(f"{token.partition('.')[0]}.e30.e30")
     except (jwt.PyJWTError, ValueError, RecursionError) as error:
         raise SignInRefused("its header can't be read") from error
     kind = header.get("typ", "")
@@ -236,13 +237,15 @@ def _header_of(token: str) -> Mapping[str, Any]:
     return header
 
 
-def _claims_of(token: str) -> Mapping[str, Any]:
-    """What it says, of which nothing is believed yet."""
+def _issuer_of(token: str) -> str:
+    """Whom it says it is of, which is believed when it is verified by that one's keys."""
+    part = token.split(".")[1]
     try:
-        claims = jwt.decode(token, options={"verify_signature": False})
-    except (jwt.PyJWTError, ValueError, RecursionError) as error:
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (ValueError, RecursionError) as error:
         raise SignInRefused("it can't be read") from error
-    return claims
+    claimed = claims.get("iss") if isinstance(claims, dict) else None
+    return claimed if isinstance(claimed, str) else ""
 
 
 def _verified(

@@ -28,7 +28,7 @@ from tests.support.people import Provider, grant, speaker, spoken, write_people
 pytestmark = [
     pytest.mark.federation,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 WINCH = "who looks after the anchor winch of elm, dear quixotic zeppelin?"
