@@ -130,7 +130,7 @@ class Credentials:
     token that was revoked: of the same refusals there is one line a minute, with their number.
 
     Signed tokens of people who sign in elsewhere are verified on the event loop: at most 8 KiB
-    and some 0.2 ms each (docs/decisions/0053), less than the call itself takes.
+    and about a millisecond each (docs/decisions/0053), less than the call itself takes.
     """
 
     def __init__(self, tokens: Tokens, audit: AuditLog, every_s: float = _A_LINE_EVERY_S) -> None:
