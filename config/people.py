@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from config.kinds import LONGEST_COLLECTION, FilePath
@@ -96,17 +96,6 @@ class Grant(Section):
     scopes: Scopes
     collections: Collections = ()
     all_documents: bool = False
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Grant:
-        if self.all_documents == bool(self.collections):
-            raise _refuse("collections, or all_documents = true", "write one of the two")
-        if "metrics" in self.scopes and not self.all_documents:
-            raise _refuse(
-                "no scope metrics with collections: figures are of all documents",
-                "give metrics to a group with all_documents = true",
-            )
-        return self
 
 
 Groups = Annotated[dict[Said, Grant], Field(min_length=1, max_length=1000)]
@@ -198,3 +187,20 @@ def _contradictions(people: PeopleSettings) -> Iterator[Problem]:
                 f"another one than that of issuers.{other}",
                 "put what both let in into one of them: a token says its issuer and no more",
             )
+    for kind, named in (("issuers", people.issuers), ("speakers", people.speakers)):
+        for name, signs in named.items():
+            for group, grant in signs.groups.items():
+                yield from _grant_problems(f"{kind}.{name}.groups.{group[:60]}", grant)
+
+
+def _grant_problems(key: str, grant: Grant) -> Iterator[Problem]:
+    """Rights to nothing, or to all beside some: neither is what somebody meant."""
+    if grant.all_documents == bool(grant.collections):
+        yield Problem(key, "", "collections, or all_documents = true", "write one of the two")
+    elif "metrics" in grant.scopes and not grant.all_documents:
+        yield Problem(
+            f"{key}.scopes",
+            "",
+            "no metrics beside collections: figures are of all documents",
+            "give metrics to a group with all_documents = true",
+        )

@@ -22,8 +22,8 @@ import pytest_asyncio
 from config.control_socket import ASKS_FOR
 from proto import control_pb2 as control
 from tests.daemon.gateway.gates import Gate, gateway, listening
+from tests.daemon.questions.people import Provider, grant, speaker, spoken, write_people
 from tests.support.federation import LiveFederation
-from tests.support.people import Provider, grant, speaker, spoken, write_people
 
 pytestmark = [
     pytest.mark.federation,

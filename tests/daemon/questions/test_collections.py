@@ -44,7 +44,7 @@ from daemon.state.tokens import Tokens
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
-from tests.support.people import Provider, grant, speaker, spoken, write_people
+from tests.daemon.questions.people import Provider, grant, speaker, spoken, write_people
 from tests.support.small_models import small_encoder
 
 pytestmark = pytest.mark.slow  # its workers load torch

@@ -16,7 +16,7 @@ import pytest
 from config.loading import SettingsError
 from config.people import Grant, Issuer, Speaker
 from daemon.state.people import LONGEST_JWT, People, PeopleUnknown, SignInRefused
-from tests.support.people import (
+from tests.daemon.questions.people import (
     SECRET,
     Provider,
     grant,
