@@ -262,7 +262,9 @@ def _verified(
             options={
                 "require": ["iss", "sub", "iat", "exp", *(["aud"] if audience else [])],
                 "verify_aud": audience is not None,
-                **{f"verify_{one}": False for one in ("exp", "nbf", "iat")},
+                "verify_exp": False,
+                "verify_nbf": False,
+                "verify_iat": False,
             },
         )
     except jwt.MissingRequiredClaimError as error:
@@ -326,8 +328,10 @@ def _together(grants: Iterable[Grant]) -> May:
         given = None if grant.all_documents else outermost(grant.collections)
         for scope in grant.scopes:
             before = may.get(scope, ())
-            several = before is not None and given is not None
-            may[scope] = outermost((*before, *given)) if several else None
+            if before is None or given is None:
+                may[scope] = None
+            else:
+                may[scope] = outermost((*before, *given))
     return may
 
 
@@ -372,9 +376,9 @@ def _read(path: Path) -> _Read:
     """The file and those that it names; their stamps are of before they were read."""
     stamp = {path: _stamp(path)}
     people = load_people(path)
-    for named in (*people.issuers.values(), *people.speakers.values()):
-        file = named.keys if isinstance(named, Issuer) else named.secret
-        stamp[file] = _stamp(file)
+    files = [one.keys for one in people.issuers.values()]
+    files += [one.secret for one in people.speakers.values()]
+    stamp |= {file: _stamp(file) for file in files}
     try:
         return _Read(
             stamp,

@@ -112,7 +112,12 @@ class Provider:
 
 def spoken(subject: str, role: str, now_s: float, secret: str = SECRET, **other: Any) -> str:
     """What Open WebUI 0.12.4 says of who asks."""
-    claims = {"sub": subject, "email": "ann@example.org", "name": "Ann", "role": role}
+    claims: dict[str, Any] = {
+        "sub": subject,
+        "email": "ann@example.org",
+        "name": "Ann",
+        "role": role,
+    }
     claims |= {"iss": "open-webui", "iat": int(now_s), "exp": int(now_s) + 300, **other}
     return jwt.encode(claims, secret, algorithm="HS256")
 

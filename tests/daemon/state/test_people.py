@@ -245,7 +245,7 @@ def test_a_program_says_for_whom_it_asks(people: People) -> None:
         (spoken("u-1", "user", NOW - 331), "expired"),
         (spoken("u-1", "user", NOW, exp=int(NOW) + 7200), "lives longer"),
         (spoken("u 1", "user", NOW), "sub is not"),
-        (jwt.encode({"sub": "u-1"}, None, algorithm="none"), "refused|no signed|HS256"),
+        (jwt.encode({"sub": "u-1"}, "", algorithm="none"), "refused|no signed|HS256"),
         (jwt.encode({"sub": "u-1"}, SECRET * 2, algorithm="HS512"), "HS256"),
     ],
 )
