@@ -10,4 +10,7 @@ QUESTIONS_PATH = Path("/run/hanse-gateway/questions.sock")
 # sun_path of sockaddr_un is 108 bytes on Linux, the closing NUL included (unix(7)).
 LONGEST_PATH = 107
 MESSAGE_BYTES = 32 << 20
+METADATA_BYTES = 24 << 10  # of a call: two signed tokens of people, and what grpc adds
+# Beside a token: for whom it asks. Lower case, as metadata of gRPC is.
+ASKS_FOR = "x-openwebui-user-jwt"
 RETRY_AFTER = "hanse-retry-after-ms"  # trailing metadata of a question that was one too many

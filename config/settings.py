@@ -107,12 +107,13 @@ class ControlSettings(Section):
 class GatewaySettings(Section):
     """``[gateway]``: what people's programs ask of this site with tokens, over HTTP (`fedgate`).
 
-    `fedd` reads the first three, `fedgate` all but the group.
+    `fedd` reads the first four, `fedgate` all but the group and the people.
     """
 
     enabled: bool = False
     socket: SocketPath = control_socket.QUESTIONS_PATH
     group: GroupName | None = None  # None: the daemon's
+    people: FilePath | None = None  # None: nobody signs in elsewhere
     listen: Bind = "127.0.0.1:8080"
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None

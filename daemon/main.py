@@ -464,7 +464,9 @@ class Daemon:
             coming=coming,
             personal=PersonalStore(self._state.personal, driver.shapes.digest),
             audit=audit,
-            tokens=await asyncio.to_thread(Tokens, self._state.tokens),
+            tokens=await asyncio.to_thread(
+                Tokens, self._state.tokens, people=self._settings.gateway.people
+            ),
             services=services,
             process=ProcessFigures(self._lag, workers.all, self._started),
         )

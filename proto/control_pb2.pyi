@@ -4383,22 +4383,147 @@ class ListTokensReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    PEOPLE_FIELD_NUMBER: _builtins.int
+    PEOPLE_FAULT_FIELD_NUMBER: _builtins.int
+    ISSUERS_FIELD_NUMBER: _builtins.int
+    SPEAKERS_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    people: _builtins.bool
+    """whether anybody signs in elsewhere (gateway.people)"""
+    people_fault: _builtins.str
+    """why none of them is let in by now; empty: they are"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessToken]:
+        """by name"""
+
+    @_builtins.property
+    def issuers(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdentityProvider]:
+        """by name"""
+
+    @_builtins.property
+    def speakers(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdentityProvider]:
+        """tokens that ask for people, by name"""
+
+    @_builtins.property
+    def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedPerson]:
         """by name"""
 
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___AccessToken] | None = ...,
+        people: _builtins.bool = ...,
+        people_fault: _builtins.str = ...,
+        issuers: _abc.Iterable[Global___IdentityProvider] | None = ...,
+        speakers: _abc.Iterable[Global___IdentityProvider] | None = ...,
+        blocked: _abc.Iterable[Global___BlockedPerson] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "issuers", b"issuers", "people", b"people", "people_fault", b"people_fault", "speakers", b"speakers", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListTokensReply: _TypeAlias = ListTokensReply  # noqa: Y015
+
+@_typing.final
+class IdentityProvider(_message.Message):
+    """Who signs for people: an identity provider, or a program that asks for them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ISSUER_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """in the operator's file"""
+    issuer: _builtins.str
+    """the claim iss; of a program its kind"""
+    groups: _builtins.int
+    """that let people ask"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of its keys (kid); none of a program, which has a secret"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        issuer: _builtins.str = ...,
+        groups: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "issuer", b"issuer", "keys", b"keys", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentityProvider: _TypeAlias = IdentityProvider  # noqa: Y015
+
+@_typing.final
+class BlockedPerson(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as in the audit log"""
+    since_unix_s: _builtins.int
+    """when they were blocked"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        since_unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "since_unix_s", b"since_unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockedPerson: _TypeAlias = BlockedPerson  # noqa: Y015
+
+@_typing.final
+class BlockPersonRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of whom"""
+    undo: _builtins.bool
+    """they are let in again"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockPersonRequest: _TypeAlias = BlockPersonRequest  # noqa: Y015
+
+@_typing.final
+class BlockPersonReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockPersonReply: _TypeAlias = BlockPersonReply  # noqa: Y015
 
 @_typing.final
 class ChangeTokenRequest(_message.Message):

@@ -199,15 +199,10 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.RevokeTokenReply.FromString,
                 _registered_method=True)
-        self.ListPrompts = channel.unary_unary(
-                '/hanse.control.v1.Control/ListPrompts',
-                request_serializer=proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
-                response_deserializer=proto_dot_control__pb2.ListPromptsReply.FromString,
-                _registered_method=True)
-        self.TestPrompt = channel.unary_unary(
-                '/hanse.control.v1.Control/TestPrompt',
-                request_serializer=proto_dot_control__pb2.TestPromptRequest.SerializeToString,
-                response_deserializer=proto_dot_control__pb2.TestPromptReply.FromString,
+        self.BlockPerson = channel.unary_unary(
+                '/hanse.control.v1.Control/BlockPerson',
+                request_serializer=proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.BlockPersonReply.FromString,
                 _registered_method=True)
 
 
@@ -435,15 +430,8 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListPrompts(self, request, context):
-        """What a language model is asked by, and when.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def TestPrompt(self, request, context):
-        """What it would be sent for a question; and, if wanted, the checked answer.
+    def BlockPerson(self, request, context):
+        """A person whom signed tokens of elsewhere let in, and from now on no more; or again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -617,15 +605,10 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_control__pb2.RevokeTokenRequest.FromString,
                     response_serializer=proto_dot_control__pb2.RevokeTokenReply.SerializeToString,
             ),
-            'ListPrompts': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPrompts,
-                    request_deserializer=proto_dot_control__pb2.ListPromptsRequest.FromString,
-                    response_serializer=proto_dot_control__pb2.ListPromptsReply.SerializeToString,
-            ),
-            'TestPrompt': grpc.unary_unary_rpc_method_handler(
-                    servicer.TestPrompt,
-                    request_deserializer=proto_dot_control__pb2.TestPromptRequest.FromString,
-                    response_serializer=proto_dot_control__pb2.TestPromptReply.SerializeToString,
+            'BlockPerson': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlockPerson,
+                    request_deserializer=proto_dot_control__pb2.BlockPersonRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.BlockPersonReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1530,7 +1513,7 @@ class Control:
             _registered_method=True)
 
     @staticmethod
-    def ListPrompts(request,
+    def BlockPerson(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1543,36 +1526,9 @@ class Control:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hanse.control.v1.Control/ListPrompts',
-            proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
-            proto_dot_control__pb2.ListPromptsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def TestPrompt(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/hanse.control.v1.Control/TestPrompt',
-            proto_dot_control__pb2.TestPromptRequest.SerializeToString,
-            proto_dot_control__pb2.TestPromptReply.FromString,
+            '/hanse.control.v1.Control/BlockPerson',
+            proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
+            proto_dot_control__pb2.BlockPersonReply.FromString,
             options,
             channel_credentials,
             insecure,

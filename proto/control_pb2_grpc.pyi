@@ -96,10 +96,8 @@ class ControlStub:
     """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]
     """From the next call on it is refused, and so are questions that wait for their turn."""
-    ListPrompts: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]
-    """What a language model is asked by, and when."""
-    TestPrompt: _grpc.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]
-    """What it would be sent for a question; and, if wanted, the checked answer."""
+    BlockPerson: _grpc.UnaryUnaryMultiCallable[_control_pb2.BlockPersonRequest, _control_pb2.BlockPersonReply]
+    """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -163,10 +161,8 @@ class ControlAsyncStub(ControlStub):
     """What a token may ask of, and for. It holds at once, also for questions that wait for their turn."""
     RevokeToken: _aio.UnaryUnaryMultiCallable[_control_pb2.RevokeTokenRequest, _control_pb2.RevokeTokenReply]  # type: ignore[assignment]
     """From the next call on it is refused, and so are questions that wait for their turn."""
-    ListPrompts: _aio.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]  # type: ignore[assignment]
-    """What a language model is asked by, and when."""
-    TestPrompt: _aio.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]  # type: ignore[assignment]
-    """What it would be sent for a question; and, if wanted, the checked answer."""
+    BlockPerson: _aio.UnaryUnaryMultiCallable[_control_pb2.BlockPersonRequest, _control_pb2.BlockPersonReply]  # type: ignore[assignment]
+    """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -427,19 +423,11 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """From the next call on it is refused, and so are questions that wait for their turn."""
 
     @_abc_1.abstractmethod
-    def ListPrompts(
+    def BlockPerson(
         self,
-        request: _control_pb2.ListPromptsRequest,
+        request: _control_pb2.BlockPersonRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.ListPromptsReply, _abc.Awaitable[_control_pb2.ListPromptsReply]]:
-        """What a language model is asked by, and when."""
-
-    @_abc_1.abstractmethod
-    def TestPrompt(
-        self,
-        request: _control_pb2.TestPromptRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.TestPromptReply, _abc.Awaitable[_control_pb2.TestPromptReply]]:
-        """What it would be sent for a question; and, if wanted, the checked answer."""
+    ) -> _typing.Union[_control_pb2.BlockPersonReply, _abc.Awaitable[_control_pb2.BlockPersonReply]]:
+        """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

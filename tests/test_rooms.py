@@ -43,6 +43,7 @@ HOMES = {
         "crypto/identity/trust.py",
     ),
     "dp_accounting": ("crypto/privacy.py",),
+    "jwt": ("daemon/state/people.py",),
     "hnswlib": ("daemon/library/dense/graph.py",),
     "pymilvus": ("daemon/library/dense/milvus.py",),
     "pypdfium2": ("daemon/library/readers/pdf/",),

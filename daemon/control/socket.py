@@ -112,6 +112,9 @@ class ServiceSocket:
             options=[
                 ("grpc.max_receive_message_length", offer.most_bytes),
                 ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
+                # Two signed tokens of 8 KiB; of more grpc says so, and nobody reads it.
+                ("grpc.max_metadata_size", control_socket.METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", control_socket.METADATA_BYTES),
             ],
         )
         offer.add(self._around, f"uid:{uid}", server)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from daemon.control.context import Calls, Context
+from daemon.state.audit import Action
+from daemon.state.people import SignsForPeople
 from daemon.state.tokens import Token
 from proto import control_pb2 as control
 
@@ -38,8 +40,20 @@ class TokenCalls(Calls):
     async def ListTokens(
         self, _request: control.ListTokensRequest, _context: Context
     ) -> control.ListTokensReply:
-        """What is known of them."""
-        return control.ListTokensReply(tokens=map(_message, self._around.tokens.all))
+        """What is known of them, and of people who sign in elsewhere."""
+        tokens = self._around.tokens
+        fault = tokens.people.fault()
+        return control.ListTokensReply(
+            tokens=map(_message, tokens.all),
+            people=tokens.people.are_known,
+            people_fault=fault,
+            issuers=map(_provider, tokens.people.issuers()),
+            speakers=map(_provider, tokens.people.speakers()),
+            blocked=[
+                control.BlockedPerson(name=name, since_unix_s=since_s)
+                for name, since_s in tokens.blocked.items()
+            ],
+        )
 
     async def ChangeToken(
         self, request: control.ChangeTokenRequest, context: Context
@@ -71,6 +85,23 @@ class TokenCalls(Calls):
         async with self._audited(context, "revoke-token", token=request.name):
             token = await self._answered(context, self._around.tokens.revoke(request.name))
         return control.RevokeTokenReply(token=_message(token))
+
+    async def BlockPerson(
+        self, request: control.BlockPersonRequest, context: Context
+    ) -> control.BlockPersonReply:
+        """No signed token lets that person in from now on, nor what waits; or one does again."""
+        tokens = self._around.tokens
+        action: Action = "unblock-person" if request.undo else "block-person"
+        change = tokens.unblock if request.undo else tokens.block
+        async with self._audited(context, action, person=request.name):
+            await self._answered(context, change(request.name))
+        return control.BlockPersonReply()
+
+
+def _provider(one: SignsForPeople) -> control.IdentityProvider:
+    return control.IdentityProvider(
+        name=one.name, issuer=one.issuer, groups=one.groups, keys=one.keys
+    )
 
 
 def _message(token: Token) -> control.AccessToken:

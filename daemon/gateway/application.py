@@ -25,12 +25,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from config.control_socket import ASKS_FOR
 from daemon.gateway import figures, openai_api, site_api
 from daemon.gateway.browser import Pages
 from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.event_stream import EventStream, while_there
-from daemon.gateway.fedd import Fedd
+from daemon.gateway.fedd import Credential, Fedd
 from daemon.gateway.refusals import Refusal, answer_to, rpc_answer_to
 from proto import control_pb2 as control
 from proto.control_pb2 import AskReply
@@ -41,7 +42,8 @@ _BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have on
 _DROPPED_BYTES: Final = 16 << 20
 _BODY_S: Final = 15.0
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
-_TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,500}")
+_TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,8192}")
+_ASKS_FOR: Final = re.compile(rb"[\x21-\x7e]{1,4096}")
 _ADDRESS: Final = re.compile(r"(localhost|[\d.]+|\[[\da-f:]+\])(:\d{1,5})?", re.ASCII)
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -197,14 +199,23 @@ def _mcp_api() -> ModuleType:
     return mcp_api
 
 
-def token_of(request: Request) -> str:
-    """The Authorization header, the only one there is. What it is worth, fedd says."""
-    told = [value for name, value in request.scope["headers"] if name == b"authorization"]
+def token_of(request: Request) -> Credential:
+    """The Authorization header, the only one there is, and for whom it asks, if that is said.
+
+    What they are worth, fedd says.
+    """
+    headers = request.scope["headers"]
+    told = [value for name, value in headers if name == b"authorization"]
     if len(told) != 1 or not _TOKEN.fullmatch(told[0]):
         cause = "no token: send the header `Authorization: Bearer TOKEN`, once"
         raise Refusal(401, cause, unread=request.method == "POST")
+    people = [value for name, value in headers if name == ASKS_FOR.encode()]
+    if len(people) > 1 or not all(_ASKS_FOR.fullmatch(one) for one in people):
+        cause = f"{ASKS_FOR} has to be there once, of at most 4 KiB, or not at all"
+        raise Refusal(401, cause, unread=request.method == "POST")
     # The scheme may be written in any case (RFC 9110): as one who asks, it is the same.
-    return f"Bearer {str(told[0], 'ascii').partition(' ')[2].strip()}"
+    authorization = f"Bearer {str(told[0], 'ascii').partition(' ')[2]}"
+    return Credential.of(authorization, "".join(str(one, "ascii") for one in people))
 
 
 def refuse_pages(request: Request) -> None:

@@ -44,6 +44,23 @@ _STATUS: Final = {
 }
 
 
+class Credential(str):
+    """The value of an Authorization header, and beside it for whom that asks; "": for itself.
+
+    As a text, and so in counts, it is the header alone: a program that asks for many people has
+    the share of one token.
+    """
+
+    asks_for = ""
+
+    @classmethod
+    def of(cls, authorization: str, asks_for: str) -> Credential:
+        """Both as they came."""
+        both = cls(authorization)
+        both.asks_for = asks_for
+        return both
+
+
 @dataclass(frozen=True)
 class Sent:
     """A file that fedd gives out: its bytes in all, and its pieces; to stop reading ends it."""
@@ -55,7 +72,7 @@ class Sent:
 class Fedd:
     """The questions that its socket answers; each raises Refusal with fedd's own words.
 
-    ``token``: the value of an Authorization header, as it came.
+    ``token``: the value of an Authorization header, as it came, or a Credential.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -152,7 +169,10 @@ class Fedd:
 
 
 def _carrying(token: str) -> grpc.aio.Metadata:
-    return grpc.aio.Metadata(("authorization", token))
+    told = [("authorization", str(token))]
+    if isinstance(token, Credential) and token.asks_for:
+        told.append((control_socket.ASKS_FOR, token.asks_for))
+    return grpc.aio.Metadata(*told)
 
 
 async def _said(call: Awaitable[T]) -> T:

@@ -56,7 +56,7 @@ class QuestionsService(rpc.QuestionsServicer):
         bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context):
             reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
-        if "search" not in bearer.token.scopes:
+        if not bearer.token.sees_what_it_asks_of:
             del reply.passages[:]
         return reply
 

@@ -62,6 +62,7 @@ Action = Literal[
     "ask",
     "attempt",
     "audit-embeddings",
+    "block-person",
     "build-pairs",
     "change-token",
     "contribution",
@@ -96,6 +97,7 @@ Action = Literal[
     "stop",
     "stop-training",
     "train",
+    "unblock-person",
     "vote",
 ]
 """What an entry can be of, beside `TORN`, `BROKEN` and `SEVERAL`; docs/fedctl.md has rows."""

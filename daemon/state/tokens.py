@@ -1,5 +1,7 @@
 """Tokens of people's programs: who may ask through the gateway, and for what.
 
+Who signs in elsewhere needs none (daemon/state/people.py), and can be blocked here.
+
 A token is 256 bits of chance, told once, when it is made; only its SHA-256 is kept. So whoever
 reads the state folder, or a backup of it, can ask nothing. A slow hash would add nothing: nobody
 tries 2^256 of them. Whoever can *write* the folder can make tokens, as they can make anything.
@@ -15,7 +17,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,6 +27,7 @@ from typing import Any, Final
 import structlog
 
 from config.kinds import LONGEST_COLLECTION
+from daemon.state.people import People, both, outermost
 
 log = structlog.get_logger()
 
@@ -32,7 +35,8 @@ _BYTES: Final = 32
 _MARK: Final = "hanse_"  # by which people and scanners know one where it should not be
 _MOST: Final = 1000  # each is compared at every call
 _DAY_S: Final = 86_400
-_SCHEMA_VERSION: Final = 2
+_MOST_BLOCKED: Final = 10_000
+_SCHEMA_VERSION: Final = 3
 _EVERY: Final = "all"  # where a list of collections would stand; a list begins with a bracket
 _SCHEMA: Final = """
 BEGIN IMMEDIATE;
@@ -46,7 +50,8 @@ CREATE TABLE IF NOT EXISTS tokens (
     revoked_s INTEGER NOT NULL,
     collections TEXT NOT NULL          -- as JSON; 'all': of all documents
 ) WITHOUT ROWID;
-PRAGMA user_version = 2;
+CREATE TABLE IF NOT EXISTS blocked (name TEXT PRIMARY KEY, since_s INTEGER NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 3;
 COMMIT;
 """
 # In version 1 every token might ask of all.
@@ -56,6 +61,14 @@ ALTER TABLE tokens ADD COLUMN collections TEXT NOT NULL DEFAULT 'all';
 PRAGMA user_version = 2;
 COMMIT;
 """
+# In version 2 nobody signed in elsewhere.
+_SINCE_2: Final = """
+BEGIN IMMEDIATE;
+CREATE TABLE blocked (name TEXT PRIMARY KEY, since_s INTEGER NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 3;
+COMMIT;
+"""
+_SINCE: Final = {0: (_SCHEMA,), 1: (_SINCE_1, _SINCE_2), 2: (_SINCE_2,)}
 
 
 class TokenError(Exception):
@@ -82,6 +95,11 @@ class Token:
     revoked_s: int = 0
     collections: tuple[str, ...] | None = None
 
+    @property
+    def actor(self) -> str:
+        """As the audit log has it. No name of a token has a colon."""
+        return f"token:{self.name}"
+
     def fault(self, now_s: float) -> str:
         """Why it is refused: "revoked" or "expired"; empty: it is not."""
         if self.revoked_s:
@@ -95,8 +113,14 @@ class Tokens:
     Checks happen there, on the event loop; the coroutines write in a thread.
     """
 
-    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        """Open or create it. Blocks; raises TokenError when it is damaged or too new."""
+    def __init__(
+        self, path: Path, now: Callable[[], float] = time.time, people: Path | None = None
+    ) -> None:
+        """Open or create it. Blocks; raises TokenError when it is damaged or too new.
+
+        ``people``: the file of those who sign in elsewhere; SettingsError where it can't be used.
+        """
+        self.people = People(people)
         self._path = path
         self._now = now
         self._lock = threading.Lock()
@@ -111,10 +135,12 @@ class Tokens:
                     f"{path} was written by a newer Hanse (schema {version}, this one knows "
                     f"{_SCHEMA_VERSION}); install that version again"
                 )
-            if version < _SCHEMA_VERSION:
-                self._db.executescript(_SINCE_1 if version else _SCHEMA)
+            for change in _SINCE.get(version, ()):
+                self._db.executescript(change)
             rows = self._db.execute("SELECT * FROM tokens ORDER BY name").fetchall()
+            blocked = self._db.execute("SELECT name, since_s FROM blocked").fetchall()
         self._tokens = {row[0]: self._read(*row) for row in rows}
+        self._blocked: dict[str, int] = dict(blocked)
 
     @property
     def all(self) -> list[Token]:
@@ -180,7 +206,7 @@ class Tokens:
             self._tokens[name] = replace(
                 changed,
                 scopes=tuple(one for one in wanted if one in token.scopes),
-                collections=_both(token.collections, allowed),
+                collections=both(token.collections, allowed),
             )
             await self._keep(changed)
             return changed
@@ -215,6 +241,47 @@ class Tokens:
             return token, token.fault(self._now()) or "revoked"
         return newest, newest.fault(self._now())
 
+    @property
+    def now_s(self) -> float:
+        """Seconds of Unix, by the clock that tokens expire by."""
+        return self._now()
+
+    @property
+    def blocked(self) -> dict[str, int]:
+        """People who are let in by no signed token, by name, and since when."""
+        return dict(sorted(self._blocked.items()))
+
+    def is_blocked(self, name: str) -> bool:
+        """Whether that person is."""
+        return name in self._blocked
+
+    async def block(self, name: str) -> None:
+        """Have no signed token let that person in, from now on, whatever the disk says.
+
+        Raises TokenRefused, and TokenError when it can't be written.
+        """
+        async with self._turn:
+            if name in self._blocked:
+                raise TokenRefused(f"{name} is blocked already")
+            if len(self._blocked) >= _MOST_BLOCKED:
+                raise TokenRefused(
+                    f"{_MOST_BLOCKED:,} people are blocked: unblock those who are gone "
+                    "(`fedctl tokens block NAME --undo`)"
+                )
+            since_s = int(self._now())
+            self._blocked[name] = since_s
+            change = "INSERT OR REPLACE INTO blocked VALUES (?, ?)"
+            await asyncio.to_thread(self._execute, change, (name, since_s))
+
+    async def unblock(self, name: str) -> None:
+        """Have signed tokens count again for that person. Raises TokenRefused, TokenError."""
+        async with self._turn:
+            if name not in self._blocked:
+                raise TokenRefused(f"{name} is not blocked: `fedctl tokens list` shows who is")
+            change = "DELETE FROM blocked WHERE name = ?"
+            await asyncio.to_thread(self._execute, change, (name,))
+            del self._blocked[name]
+
     async def used(self, token: Token) -> None:
         """Note the day. A full disk keeps nobody from asking."""
         today = datetime.fromtimestamp(self._now(), UTC).date().isoformat()
@@ -242,10 +309,11 @@ class Tokens:
             *(token.expires_s, token.last_used, token.revoked_s),
             _EVERY if token.collections is None else json.dumps(token.collections),
         )
+        self._execute("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    def _execute(self, change: str, values: tuple[Any, ...]) -> None:
         with self._lock, self._explained("write"):
-            self._db.execute(
-                "INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
+            self._db.execute(change, values)
 
     def _known(self, name: str) -> Token:
         token = self._tokens.get(name)
@@ -294,26 +362,7 @@ def _names(collections: Sequence[str]) -> tuple[str, ...]:
         raise TokenRefused(
             f"a collection has a name of 1 to {LONGEST_COLLECTION} characters, as contracts/2024"
         )
-    return _outermost(names)
-
-
-def _outermost(names: Iterable[str]) -> tuple[str, ...]:
-    there = {*names}
-    return tuple(sorted(one for one in there if not any(_lies_in(one, other) for other in there)))
-
-
-def _lies_in(one: str, other: str) -> bool:
-    return one.startswith(f"{other}/")
-
-
-def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """What lies in both; it may be nothing."""
-    if one is None or other is None:
-        return other if one is None else one
-    pairs = [(a, b) for a in one for b in other]
-    return _outermost(
-        {a for a, b in pairs if a == b or _lies_in(a, b)} | {b for a, b in pairs if _lies_in(b, a)}
-    )
+    return outermost(names)
 
 
 def _agree(scopes: Sequence[str], collections: tuple[str, ...] | None) -> None:

@@ -111,6 +111,7 @@ class CannedDaemon(ControlServicer):
             progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
         ]
         self.personalising = fitting_steps()
+        self.people_fault = ""
 
     def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
@@ -152,8 +153,21 @@ class CannedDaemon(ControlServicer):
                 control.AccessToken(
                     name="spare", revoked_unix_s=86_400, collections=["hr"], **kept
                 ),
-            ]
+            ],
+            people=True,
+            people_fault=self.people_fault,
+            issuers=[
+                control.IdentityProvider(
+                    name="clinic", issuer="https://sso.example", groups=2, keys=["2026-a", "2026-b"]
+                )
+            ],
+            speakers=[control.IdentityProvider(name="chat", issuer="open-webui", groups=1)],
+            blocked=[control.BlockedPerson(name="oidc:clinic:ann", since_unix_s=86_400)],
         )
+
+    def BlockPerson(self, request: Any, context: Any) -> control.BlockPersonReply:
+        self._hear(request, context)
+        return control.BlockPersonReply()
 
     def RevokeToken(self, request: Any, context: Any) -> control.RevokeTokenReply:
         self._hear(request, context)

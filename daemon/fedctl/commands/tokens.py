@@ -172,12 +172,61 @@ def _show(console: Console, reply: ListTokensReply) -> None:
             *(_day(one.expires_unix_s), one.last_used or "never", _refused(one)),
         )
     console.print(table)
+    _show_people(console, reply)
+
+
+def _show_people(console: Console, reply: ListTokensReply) -> None:
+    """Who else is let in: without it a list without a token would look like nobody."""
+    if reply.people:
+        if fault := plain_text(reply.people_fault):
+            console.print(f"Nobody who signs in elsewhere is let in: {fault}")
+        table = columns("people of", "as", "groups", "keys")
+        for one in reply.issuers:
+            keys = plain_text(", ".join(one.keys))
+            table.add_row(plain_text(one.issuer), f"oidc:{one.name}:…", str(one.groups), keys)
+        for one in reply.speakers:
+            table.add_row(plain_text(one.issuer), f"token:{one.name}:…", str(one.groups), "secret")
+        console.print(table)
+    if reply.blocked:
+        table = columns("blocked", "since")
+        for person in reply.blocked:
+            table.add_row(plain_text(person.name), _day(person.since_unix_s))
+        console.print(table)
 
 
 def _refused(token: AccessToken) -> str:
     if token.revoked_unix_s:
         return f"revoked {_day(token.revoked_unix_s)}"
     return "" if time.time() < token.expires_unix_s else "expired"
+
+
+@tokens.command("block")
+@command
+def block(
+    session: Session,
+    person: Annotated[
+        str,
+        typer.Argument(
+            metavar="PERSON", help="As in the audit log: oidc:ISSUER:SUB or token:NAME:SUB."
+        ),
+    ],
+    undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
+) -> None:
+    """Let a person in no more who signs in elsewhere, whatever their groups.
+
+    It holds at once, also for questions that wait for their turn.
+    """
+    run(_block(session, person, undo))
+    plain = {"let in again" if undo else "blocked": person}
+    tell(session, plain, as_json={"person": person, "blocked": not undo})
+
+
+async def _block(session: Session, person: str, undo: bool) -> None:
+    from proto.control_pb2 import BlockPersonRequest
+
+    async with connected(socket_path(session)) as daemon:
+        request = BlockPersonRequest(name=person, undo=undo)
+        await daemon.BlockPerson(request, timeout=ANSWER_WITHIN_S)
 
 
 @tokens.command("revoke")

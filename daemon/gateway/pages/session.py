@@ -17,7 +17,7 @@ from starlette.responses import Response
 # it: no other host of the domain, and nobody between, can set it (RFC 6265bis, 4.1.3.2).
 _OVER_TLS: Final = "__Host-hanse"
 _IN_THE_CLEAR: Final = "hanse"  # on this machine, to which no certificate belongs
-_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,500}", re.ASCII)  # what a cookie holds as it is
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._-]{1,3800}", re.ASCII)  # what a cookie holds as it is
 
 
 def token_in(text: str) -> str:

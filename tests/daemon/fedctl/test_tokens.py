@@ -113,3 +113,27 @@ def test_the_list_says_of_which_documents(fedctl: Fedctl, daemon: CannedDaemon) 
     rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert "all of the site" in rows["chat"]
     assert " hr " in rows["spare"]
+
+
+def test_the_list_says_who_signs_in_elsewhere_and_with_which_keys(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    shown = fedctl("tokens", "list").out
+    for one in ("https://sso.example", "oidc:clinic:…", "2026-a, 2026-b", "token:chat:…"):
+        assert one in shown
+    assert "oidc:clinic:ann" in shown
+    assert "Nobody who signs in elsewhere" not in shown
+    daemon.people_fault = "keys.json: no such file"
+    assert "is let in: keys.json: no such file" in fedctl("tokens", "list").out
+
+
+def test_a_person_is_blocked_by_the_name_in_the_audit_log(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    assert "blocked" in fedctl("tokens", "block", "oidc:clinic:ann").out
+    told = fedctl("tokens", "block", "token:chat:u-1", "--undo", "--json").object
+    assert told == {"person": "token:chat:u-1", "blocked": False}
+    assert [(one.name, one.undo) for one in daemon.asked] == [
+        ("oidc:clinic:ann", False),
+        ("token:chat:u-1", True),
+    ]

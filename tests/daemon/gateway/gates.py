@@ -88,7 +88,7 @@ async def gateway(site: LiveSite) -> AsyncIterator[Gate]:
         process = await started(settings, log)
     gate = Gate(site, host, int(port), process)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):  # of two cores others may have most
             while not _open(gate):
                 assert process.returncode is None, gate.log
                 await asyncio.sleep(0.05)

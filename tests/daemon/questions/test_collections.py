@@ -15,7 +15,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from config.control_socket import ASKS_FOR
 from daemon.control.context import WithinBounds
 from daemon.jobs import learning
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -43,6 +44,7 @@ from daemon.state.tokens import Tokens
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
+from tests.daemon.questions.people import Provider, grant, speaker, spoken, write_people
 from tests.support.small_models import small_encoder
 
 pytestmark = pytest.mark.slow  # its workers load torch
@@ -74,14 +76,17 @@ class Site:
     tokens: Tokens
     around: Any
     stub: Any
+    clinic: Provider
 
     async def put(self, documents: list[Document]) -> None:
         await self.collection.ingest(documents, [])
         await self.collection.index(lambda _: None)
 
     async def called(self, method: str, request: Any, secret: str) -> Any:
-        """The reply without what it took; or the refusal."""
-        told = [("authorization", f"Bearer {secret}")]
+        """The reply without what it took; or the refusal. Behind a blank: for whom it asks."""
+        token, _, person = secret.partition(" ")
+        told = [("authorization", f"Bearer {token}")]
+        told += [(ASKS_FOR, person)] if person else []
         try:
             call = getattr(self.stub, method)(request, metadata=told, timeout=60)
             if isinstance(call, grpc.aio.UnaryStreamCall):
@@ -166,7 +171,12 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     genesis = await worker.run(learning.write_initial_version, spec, collection.versions)
     indexing = asyncio.create_task(collection.run())
     collection.adopt(genesis)
-    tokens, audit = Tokens(tmp_path / "tokens.sqlite3"), AuditLog(tmp_path / "audit")
+    clinic, clerks = Provider(tmp_path), grant("ask", "search", "embed", collections=["open"])
+    speaks = speaker(tmp_path, {"user": clerks})
+    issuers = {"clinic": clinic.table({"clerks": clerks})}
+    people = write_people(tmp_path, issuers=issuers, chat=speaks)
+    tokens = Tokens(tmp_path / "tokens.sqlite3", people=people)
+    audit = AuditLog(tmp_path / "audit")
     driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
     around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8))
@@ -176,7 +186,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     server.add_insecure_port(f"unix:{tmp_path}/socket")
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
-        made = Site(tmp_path, collection, worker, tokens, around, QuestionsStub(channel))
+        stub = QuestionsStub(channel)
+        made = Site(tmp_path, collection, worker, tokens, around, stub, clinic)
         await made.put(DOCUMENTS)
         yield made
     await server.stop(0)
@@ -196,8 +207,25 @@ async def clerk_of(site: Site, *collections: str) -> str:
     return secret
 
 
-async def test_a_secret_document_comes_and_goes_and_no_reply_changes(site: Site) -> None:
-    clerk = await clerk_of(site, "open")
+async def token_of_a_clerk(site: Site) -> str:
+    return await clerk_of(site, "open")
+
+
+async def person_of_a_group(site: Site) -> str:
+    return site.clinic.token("ann", ["clerks"], time.time(), exp=int(time.time()) + 3600)
+
+
+async def person_behind_a_program(site: Site) -> str:
+    """Whose token may ask of all."""
+    secret, _ = await site.tokens.create("chat", ["ask", "search", "embed"], 1)
+    return f"{secret} {spoken('u-1', 'user', time.time(), exp=int(time.time()) + 3000)}"
+
+
+@pytest.mark.parametrize("who", [token_of_a_clerk, person_of_a_group, person_behind_a_program])
+async def test_a_secret_document_comes_and_goes_and_no_reply_changes(
+    site: Site, who: Callable[[Site], Awaitable[str]]
+) -> None:
+    clerk = await who(site)
     before = await site.told(clerk)
     assert sum(isinstance(one, bytes) and b"open/" in one for one in before) > 8
     await site.put(SECRET)
