@@ -159,6 +159,16 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.DropPairsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
                 _registered_method=True)
+        self.ListProposals = channel.unary_unary(
+                '/hanse.control.v1.Control/ListProposals',
+                request_serializer=proto_dot_control__pb2.ListProposalsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListProposalsReply.FromString,
+                _registered_method=True)
+        self.DecideProposals = channel.unary_unary(
+                '/hanse.control.v1.Control/DecideProposals',
+                request_serializer=proto_dot_control__pb2.DecideProposalsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.DecideProposalsReply.FromString,
+                _registered_method=True)
         self.LearningCurve = channel.unary_unary(
                 '/hanse.control.v1.Control/LearningCurve',
                 request_serializer=proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
@@ -369,6 +379,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListProposals(self, request, context):
+        """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+        accepted here, as a validation pair.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideProposals(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LearningCurve(self, request, context):
         """How the committed versions did on this site's own validation pairs.
         """
@@ -552,6 +576,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DropPairs,
                     request_deserializer=proto_dot_control__pb2.DropPairsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
+            ),
+            'ListProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProposals,
+                    request_deserializer=proto_dot_control__pb2.ListProposalsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListProposalsReply.SerializeToString,
+            ),
+            'DecideProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideProposals,
+                    request_deserializer=proto_dot_control__pb2.DecideProposalsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.DecideProposalsReply.SerializeToString,
             ),
             'LearningCurve': grpc.unary_unary_rpc_method_handler(
                     servicer.LearningCurve,
@@ -1269,6 +1303,60 @@ class Control:
             '/hanse.control.v1.Control/DropPairs',
             proto_dot_control__pb2.DropPairsRequest.SerializeToString,
             proto_dot_control__pb2.MadePairsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListProposals',
+            proto_dot_control__pb2.ListProposalsRequest.SerializeToString,
+            proto_dot_control__pb2.ListProposalsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/DecideProposals',
+            proto_dot_control__pb2.DecideProposalsRequest.SerializeToString,
+            proto_dot_control__pb2.DecideProposalsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,11 @@ class ControlStub:
     """
     MadePairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]
     DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
+    ListProposals: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListProposalsRequest, _control_pb2.ListProposalsReply]
+    """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+    accepted here, as a validation pair.
+    """
+    DecideProposals: _grpc.UnaryUnaryMultiCallable[_control_pb2.DecideProposalsRequest, _control_pb2.DecideProposalsReply]
     LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
@@ -142,6 +147,11 @@ class ControlAsyncStub(ControlStub):
     """
     MadePairs: _aio.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
     DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    ListProposals: _aio.UnaryUnaryMultiCallable[_control_pb2.ListProposalsRequest, _control_pb2.ListProposalsReply]  # type: ignore[assignment]
+    """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+    accepted here, as a validation pair.
+    """
+    DecideProposals: _aio.UnaryUnaryMultiCallable[_control_pb2.DecideProposalsRequest, _control_pb2.DecideProposalsReply]  # type: ignore[assignment]
     LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
@@ -352,6 +362,23 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DropPairsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListProposals(
+        self,
+        request: _control_pb2.ListProposalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListProposalsReply, _abc.Awaitable[_control_pb2.ListProposalsReply]]:
+        """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+        accepted here, as a validation pair.
+        """
+
+    @_abc_1.abstractmethod
+    def DecideProposals(
+        self,
+        request: _control_pb2.DecideProposalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DecideProposalsReply, _abc.Awaitable[_control_pb2.DecideProposalsReply]]: ...
 
     @_abc_1.abstractmethod
     def LearningCurve(
