@@ -3364,7 +3364,7 @@ class Proposal(_message.Message):
     """a pair here asks this of the document already, of this split; empty: none"""
     @_builtins.property
     def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposalVote]:
-        """oldest first, one of each token"""
+        """oldest first, one of each token and passage"""
 
     def __init__(
         self,

@@ -92,7 +92,9 @@ class Proposals:
     async def vote(
         self, token: str, question: str, document_id: str, passage_id: str, *, answers: bool
     ) -> None:
-        """Keep what somebody says; of the same question and document it replaces what they said.
+        """Keep what somebody says; of the same question and passage it replaces what they said.
+
+        That one passage of a document does not answer takes back nothing of another one.
 
         Raises ProposalRefused where too much waits already, or the question is no pair's.
         """
@@ -157,8 +159,8 @@ class Proposals:
 
 
 def _without_same(votes: Iterable[Vote], vote: Vote) -> list[Vote]:
-    said = (vote.token, vote.proposal)
-    return [one for one in votes if (one.token, one.proposal) != said]
+    said = (vote.token, vote.proposal, vote.passage_id)
+    return [one for one in votes if (one.token, one.proposal, one.passage_id) != said]
 
 
 def _check_bounds(votes: list[Vote], content: bytes, token: str) -> None:

@@ -81,6 +81,17 @@ async def test_who_changes_their_mind_has_one_vote(kept: Proposals) -> None:
     assert await said(kept) == [(ROPE, "rope.md", [("ada", False)])]
 
 
+async def test_a_no_of_one_passage_takes_back_no_yes_of_another(kept: Proposals) -> None:
+    await kept.vote("ada", ROPE, "rope.md", "rope.md@1", answers=True)
+    await kept.vote("ada", ROPE, "rope.md", "rope.md@2", answers=False)
+    [one] = await kept.waiting()
+    assert [(vote.passage_id, vote.answers) for vote in one.votes] == [
+        ("rope.md@1", True),
+        ("rope.md@2", False),
+    ]
+    assert one.passage_id == "rope.md@1"
+
+
 async def test_what_is_forgotten_is_in_no_byte_of_the_folder(
     kept: Proposals, tmp_path: Path
 ) -> None:
