@@ -3394,22 +3394,26 @@ class ProposalVote(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     UNIX_S_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     """its name: who says so"""
     answers: _builtins.bool
     """the document answers the question"""
     unix_s: _builtins.int
     """when it was said"""
+    passage_id: _builtins.str
+    """of which; empty: of the document as a whole"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         answers: _builtins.bool = ...,
         unix_s: _builtins.int = ...,
+        passage_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "token", b"token", "unix_s", b"unix_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "passage_id", b"passage_id", "token", b"token", "unix_s", b"unix_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

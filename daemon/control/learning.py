@@ -288,7 +288,12 @@ def _proposal_message(one: Proposal, library: Library) -> control.Proposal:
         passage_id=one.passage_id,
         here_as=known[0].split if known else "",
         votes=[
-            control.ProposalVote(token=vote.token, answers=vote.answers, unix_s=vote.unix_s)
+            control.ProposalVote(
+                token=vote.token,
+                answers=vote.answers,
+                unix_s=vote.unix_s,
+                passage_id=vote.passage_id,
+            )
             for vote in one.votes
         ],
     )

@@ -261,8 +261,9 @@ def _show_proposal(console: Console, one: Proposal) -> None:
         rows.append(("here", f"as a {one.here_as} pair already"))
     for vote in one.votes:
         at = datetime.fromtimestamp(vote.unix_s, UTC)
+        what = "it" if vote.passage_id == one.passage_id else "another passage of it"
         word = "answers" if vote.answers else "does not answer"
-        rows.append(("says", f"{in_line(vote.token)}: it {word} it ({at:%Y-%m-%d %H:%M} UTC)"))
+        rows.append(("says", f"{in_line(vote.token)}: {what} {word} ({at:%Y-%m-%d %H:%M} UTC)"))
     for name, value in rows:
         console.print(plain_text(f"{name:<10}{value}"), soft_wrap=True)
 
