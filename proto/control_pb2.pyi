@@ -3536,12 +3536,15 @@ class MadePairsReply(_message.Message):
     LEARN_FROM_FIELD_NUMBER: _builtins.int
     SUPPLIED_FIELD_NUMBER: _builtins.int
     TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    PROPOSALS_FIELD_NUMBER: _builtins.int
     learn_from: _builtins.str
     """as configured: supplied, supplied+made or made"""
     supplied: _builtins.int
     """training pairs that were ingested"""
     training_pairs: _builtins.int
     """that this site would train on now"""
+    proposals: _builtins.int
+    """of people, that wait for an operator's look"""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadeKind]:
         """those that there are"""
@@ -3558,10 +3561,11 @@ class MadePairsReply(_message.Message):
         learn_from: _builtins.str = ...,
         supplied: _builtins.int = ...,
         training_pairs: _builtins.int = ...,
+        proposals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "supplied", b"supplied", "training_pairs", b"training_pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "proposals", b"proposals", "supplied", b"supplied", "training_pairs", b"training_pairs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3650,6 +3654,218 @@ class DropPairsRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropPairsRequest: _TypeAlias = DropPairsRequest  # noqa: Y015
+
+@_typing.final
+class ListProposalsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """ids behind this one, by their letters; "": from the first on"""
+    limit: _builtins.int
+    """of one reply"""
+    def __init__(
+        self,
+        *,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProposalsRequest: _TypeAlias = ListProposalsRequest  # noqa: Y015
+
+@_typing.final
+class ListProposalsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROPOSALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Proposal]:
+        """by id"""
+
+    def __init__(
+        self,
+        *,
+        proposals: _abc.Iterable[Global___Proposal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proposals", b"proposals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProposalsReply: _TypeAlias = ListProposalsReply  # noqa: Y015
+
+@_typing.final
+class Proposal(_message.Message):
+    """A question and a document, and what people said of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    PASSAGE_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    HERE_AS_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """16 hexadecimal digits"""
+    question: _builtins.str
+    """as it was asked"""
+    document_id: _builtins.str
+    """that answers it, or does not"""
+    title: _builtins.str
+    """of that; may be empty"""
+    passage_id: _builtins.str
+    """in it, where the answer is; empty: none was named"""
+    passage: _builtins.str
+    """its text, cut to 4000 characters; empty: none was named, or it is not there any more"""
+    page: _builtins.int
+    """on which it begins; 0: no pages"""
+    here_as: _builtins.str
+    """a pair here asks this of the document already, of this split; empty: none"""
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposalVote]:
+        """oldest first, one of each token and passage"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        question: _builtins.str = ...,
+        document_id: _builtins.str = ...,
+        title: _builtins.str = ...,
+        passage_id: _builtins.str = ...,
+        passage: _builtins.str = ...,
+        page: _builtins.int = ...,
+        here_as: _builtins.str = ...,
+        votes: _abc.Iterable[Global___ProposalVote] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "here_as", b"here_as", "id", b"id", "page", b"page", "passage", b"passage", "passage_id", b"passage_id", "question", b"question", "title", b"title", "votes", b"votes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
+
+@_typing.final
+class ProposalVote(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    UNIX_S_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """its name: who says so"""
+    answers: _builtins.bool
+    """the document answers the question"""
+    unix_s: _builtins.int
+    """when it was said"""
+    passage_id: _builtins.str
+    """of which; empty: of the document as a whole"""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        answers: _builtins.bool = ...,
+        unix_s: _builtins.int = ...,
+        passage_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "passage_id", b"passage_id", "token", b"token", "unix_s", b"unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposalVote: _TypeAlias = ProposalVote  # noqa: Y015
+
+@_typing.final
+class DecideProposalsRequest(_message.Message):
+    """In this order; what is named in vain is told, and the others are done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    REJECT_FIELD_NUMBER: _builtins.int
+    FORGET_TOKEN_FIELD_NUMBER: _builtins.int
+    forget_token: _builtins.str
+    """all that was said with the token of this name; empty: none"""
+    @_builtins.property
+    def accept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids, to become validation pairs"""
+
+    @_builtins.property
+    def reject(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids, to be forgotten"""
+
+    def __init__(
+        self,
+        *,
+        accept: _abc.Iterable[_builtins.str] | None = ...,
+        reject: _abc.Iterable[_builtins.str] | None = ...,
+        forget_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "forget_token", b"forget_token", "reject", b"reject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideProposalsRequest: _TypeAlias = DecideProposalsRequest  # noqa: Y015
+
+@_typing.final
+class DecideProposalsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    NOT_ACCEPTED_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.int
+    """are validation pairs now"""
+    rejected: _builtins.int
+    """are forgotten"""
+    forgotten: _builtins.int
+    """votes of that token"""
+    waiting: _builtins.int
+    """proposals that are left"""
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """no proposal has this id, or not any more"""
+
+    @_builtins.property
+    def not_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """all say that the document does not answer it, or a test pair has it: left as it is"""
+
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.int = ...,
+        rejected: _builtins.int = ...,
+        forgotten: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+        not_accepted: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "forgotten", b"forgotten", "not_accepted", b"not_accepted", "rejected", b"rejected", "unknown", b"unknown", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideProposalsReply: _TypeAlias = DecideProposalsReply  # noqa: Y015
 
 @_typing.final
 class LearningCurveRequest(_message.Message):

@@ -159,6 +159,16 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.DropPairsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
                 _registered_method=True)
+        self.ListProposals = channel.unary_unary(
+                '/hanse.control.v1.Control/ListProposals',
+                request_serializer=proto_dot_control__pb2.ListProposalsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListProposalsReply.FromString,
+                _registered_method=True)
+        self.DecideProposals = channel.unary_unary(
+                '/hanse.control.v1.Control/DecideProposals',
+                request_serializer=proto_dot_control__pb2.DecideProposalsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.DecideProposalsReply.FromString,
+                _registered_method=True)
         self.LearningCurve = channel.unary_unary(
                 '/hanse.control.v1.Control/LearningCurve',
                 request_serializer=proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
@@ -203,6 +213,16 @@ class ControlStub:
                 '/hanse.control.v1.Control/BlockPerson',
                 request_serializer=proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.BlockPersonReply.FromString,
+                _registered_method=True)
+        self.ListPrompts = channel.unary_unary(
+                '/hanse.control.v1.Control/ListPrompts',
+                request_serializer=proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListPromptsReply.FromString,
+                _registered_method=True)
+        self.TestPrompt = channel.unary_unary(
+                '/hanse.control.v1.Control/TestPrompt',
+                request_serializer=proto_dot_control__pb2.TestPromptRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.TestPromptReply.FromString,
                 _registered_method=True)
 
 
@@ -374,6 +394,20 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListProposals(self, request, context):
+        """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+        accepted here, as a validation pair.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideProposals(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LearningCurve(self, request, context):
         """How the committed versions did on this site's own validation pairs.
         """
@@ -432,6 +466,20 @@ class ControlServicer:
 
     def BlockPerson(self, request, context):
         """A person whom signed tokens of elsewhere let in, and from now on no more; or again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPrompts(self, request, context):
+        """What a language model is asked by, and when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TestPrompt(self, request, context):
+        """What it would be sent for a question; and, if wanted, the checked answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -565,6 +613,16 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_control__pb2.DropPairsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
             ),
+            'ListProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProposals,
+                    request_deserializer=proto_dot_control__pb2.ListProposalsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListProposalsReply.SerializeToString,
+            ),
+            'DecideProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideProposals,
+                    request_deserializer=proto_dot_control__pb2.DecideProposalsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.DecideProposalsReply.SerializeToString,
+            ),
             'LearningCurve': grpc.unary_unary_rpc_method_handler(
                     servicer.LearningCurve,
                     request_deserializer=proto_dot_control__pb2.LearningCurveRequest.FromString,
@@ -609,6 +667,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.BlockPerson,
                     request_deserializer=proto_dot_control__pb2.BlockPersonRequest.FromString,
                     response_serializer=proto_dot_control__pb2.BlockPersonReply.SerializeToString,
+            ),
+            'ListPrompts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrompts,
+                    request_deserializer=proto_dot_control__pb2.ListPromptsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListPromptsReply.SerializeToString,
+            ),
+            'TestPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.TestPrompt,
+                    request_deserializer=proto_dot_control__pb2.TestPromptRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.TestPromptReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1297,6 +1365,60 @@ class Control:
             _registered_method=True)
 
     @staticmethod
+    def ListProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListProposals',
+            proto_dot_control__pb2.ListProposalsRequest.SerializeToString,
+            proto_dot_control__pb2.ListProposalsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/DecideProposals',
+            proto_dot_control__pb2.DecideProposalsRequest.SerializeToString,
+            proto_dot_control__pb2.DecideProposalsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def LearningCurve(request,
             target,
             options=(),
@@ -1529,6 +1651,60 @@ class Control:
             '/hanse.control.v1.Control/BlockPerson',
             proto_dot_control__pb2.BlockPersonRequest.SerializeToString,
             proto_dot_control__pb2.BlockPersonReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrompts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListPrompts',
+            proto_dot_control__pb2.ListPromptsRequest.SerializeToString,
+            proto_dot_control__pb2.ListPromptsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TestPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/TestPrompt',
+            proto_dot_control__pb2.TestPromptRequest.SerializeToString,
+            proto_dot_control__pb2.TestPromptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,11 @@ class ControlStub:
     """
     MadePairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]
     DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
+    ListProposals: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListProposalsRequest, _control_pb2.ListProposalsReply]
+    """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+    accepted here, as a validation pair.
+    """
+    DecideProposals: _grpc.UnaryUnaryMultiCallable[_control_pb2.DecideProposalsRequest, _control_pb2.DecideProposalsReply]
     LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
@@ -98,6 +103,10 @@ class ControlStub:
     """From the next call on it is refused, and so are questions that wait for their turn."""
     BlockPerson: _grpc.UnaryUnaryMultiCallable[_control_pb2.BlockPersonRequest, _control_pb2.BlockPersonReply]
     """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
+    ListPrompts: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]
+    """What a language model is asked by, and when."""
+    TestPrompt: _grpc.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -144,6 +153,11 @@ class ControlAsyncStub(ControlStub):
     """
     MadePairs: _aio.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
     DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    ListProposals: _aio.UnaryUnaryMultiCallable[_control_pb2.ListProposalsRequest, _control_pb2.ListProposalsReply]  # type: ignore[assignment]
+    """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+    accepted here, as a validation pair.
+    """
+    DecideProposals: _aio.UnaryUnaryMultiCallable[_control_pb2.DecideProposalsRequest, _control_pb2.DecideProposalsReply]  # type: ignore[assignment]
     LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
@@ -163,6 +177,10 @@ class ControlAsyncStub(ControlStub):
     """From the next call on it is refused, and so are questions that wait for their turn."""
     BlockPerson: _aio.UnaryUnaryMultiCallable[_control_pb2.BlockPersonRequest, _control_pb2.BlockPersonReply]  # type: ignore[assignment]
     """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
+    ListPrompts: _aio.UnaryUnaryMultiCallable[_control_pb2.ListPromptsRequest, _control_pb2.ListPromptsReply]  # type: ignore[assignment]
+    """What a language model is asked by, and when."""
+    TestPrompt: _aio.UnaryUnaryMultiCallable[_control_pb2.TestPromptRequest, _control_pb2.TestPromptReply]  # type: ignore[assignment]
+    """What it would be sent for a question; and, if wanted, the checked answer."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -358,6 +376,23 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
 
     @_abc_1.abstractmethod
+    def ListProposals(
+        self,
+        request: _control_pb2.ListProposalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListProposalsReply, _abc.Awaitable[_control_pb2.ListProposalsReply]]:
+        """What people say answers a question (questions.proto, Propose): nothing uses it before it is
+        accepted here, as a validation pair.
+        """
+
+    @_abc_1.abstractmethod
+    def DecideProposals(
+        self,
+        request: _control_pb2.DecideProposalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DecideProposalsReply, _abc.Awaitable[_control_pb2.DecideProposalsReply]]: ...
+
+    @_abc_1.abstractmethod
     def LearningCurve(
         self,
         request: _control_pb2.LearningCurveRequest,
@@ -429,5 +464,21 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.BlockPersonReply, _abc.Awaitable[_control_pb2.BlockPersonReply]]:
         """A person whom signed tokens of elsewhere let in, and from now on no more; or again."""
+
+    @_abc_1.abstractmethod
+    def ListPrompts(
+        self,
+        request: _control_pb2.ListPromptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListPromptsReply, _abc.Awaitable[_control_pb2.ListPromptsReply]]:
+        """What a language model is asked by, and when."""
+
+    @_abc_1.abstractmethod
+    def TestPrompt(
+        self,
+        request: _control_pb2.TestPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.TestPromptReply, _abc.Awaitable[_control_pb2.TestPromptReply]]:
+        """What it would be sent for a question; and, if wanted, the checked answer."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -274,6 +274,53 @@ class SourcePassage(_message.Message):
 Global___SourcePassage: _TypeAlias = SourcePassage  # noqa: Y015
 
 @_typing.final
+class ProposeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """as it was asked"""
+    document_id: _builtins.str
+    """as in Citation"""
+    passage_id: _builtins.str
+    """likewise, of that document; empty: the document as a whole"""
+    answers: _builtins.bool
+    """it does"""
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        document_id: _builtins.str = ...,
+        passage_id: _builtins.str = ...,
+        answers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "document_id", b"document_id", "passage_id", b"passage_id", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposeRequest: _TypeAlias = ProposeRequest  # noqa: Y015
+
+@_typing.final
+class ProposeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposeReply: _TypeAlias = ProposeReply  # noqa: Y015
+
+@_typing.final
 class EmbedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

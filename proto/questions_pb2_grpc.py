@@ -70,6 +70,11 @@ class QuestionsStub:
                 request_serializer=proto_dot_control__pb2.OriginalRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.FilePart.FromString,
                 _registered_method=True)
+        self.Propose = channel.unary_unary(
+                '/hanse.questions.v1.Questions/Propose',
+                request_serializer=proto_dot_questions__pb2.ProposeRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.ProposeReply.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Embed',
                 request_serializer=proto_dot_questions__pb2.EmbedRequest.SerializeToString,
@@ -146,6 +151,14 @@ class QuestionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Propose(self, request, context):
+        """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
+        which nothing uses before the site's operator has looked at it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """Scope embed. Texts as the version that answers embeds questions.
         """
@@ -212,6 +225,11 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Original,
                     request_deserializer=proto_dot_control__pb2.OriginalRequest.FromString,
                     response_serializer=proto_dot_control__pb2.FilePart.SerializeToString,
+            ),
+            'Propose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Propose,
+                    request_deserializer=proto_dot_questions__pb2.ProposeRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.ProposeReply.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -423,6 +441,33 @@ class Questions:
             '/hanse.questions.v1.Questions/Original',
             proto_dot_control__pb2.OriginalRequest.SerializeToString,
             proto_dot_control__pb2.FilePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Propose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/Propose',
+            proto_dot_questions__pb2.ProposeRequest.SerializeToString,
+            proto_dot_questions__pb2.ProposeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,10 @@ class QuestionsStub:
     """Scope search. A page of the file that a document was read from, as a PNG."""
     Original: _grpc.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]
     """Scope originals. That file."""
+    Propose: _grpc.UnaryUnaryMultiCallable[_questions_pb2.ProposeRequest, _questions_pb2.ProposeReply]
+    """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
+    which nothing uses before the site's operator has looked at it.
+    """
     Embed: _grpc.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _grpc.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]
@@ -94,6 +98,10 @@ class QuestionsAsyncStub(QuestionsStub):
     """Scope search. A page of the file that a document was read from, as a PNG."""
     Original: _aio.UnaryStreamMultiCallable[_control_pb2.OriginalRequest, _control_pb2.FilePart]  # type: ignore[assignment]
     """Scope originals. That file."""
+    Propose: _aio.UnaryUnaryMultiCallable[_questions_pb2.ProposeRequest, _questions_pb2.ProposeReply]  # type: ignore[assignment]
+    """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
+    which nothing uses before the site's operator has looked at it.
+    """
     Embed: _aio.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]  # type: ignore[assignment]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _aio.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]  # type: ignore[assignment]
@@ -165,6 +173,16 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.FilePart], _abc.AsyncIterator[_control_pb2.FilePart]]:
         """Scope originals. That file."""
+
+    @_abc_1.abstractmethod
+    def Propose(
+        self,
+        request: _questions_pb2.ProposeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_questions_pb2.ProposeReply, _abc.Awaitable[_questions_pb2.ProposeReply]]:
+        """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
+        which nothing uses before the site's operator has looked at it.
+        """
 
     @_abc_1.abstractmethod
     def Embed(

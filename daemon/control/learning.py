@@ -19,7 +19,9 @@ from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EpochProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Reference
+from daemon.library.store import Library
 from daemon.pairs.made import How
+from daemon.pairs.proposals import Proposal
 from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import embedded_by
@@ -30,7 +32,7 @@ from daemon.services.answer_evaluation import (
     AnswerEvaluation,
     AskedPair,
 )
-from daemon.services.pair_maker import PairMaker
+from daemon.services.pair_maker import PairMaker, same_asked
 from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
 
@@ -43,6 +45,7 @@ _HOW: dict[str, How] = {
 _LESS_IS_BETTER = (*answers.LOWER_IS_BETTER, *abstention.LOWER_IS_BETTER)
 _LONGEST_TOLD = 200  # characters of a question that failed
 _KINDS = {how: kind for kind, how in _HOW.items()}
+_PASSAGE_SHOWN = 4000  # characters
 _WRITTEN_A_PASSAGE = 2  # of different intent, as pFedRAG (appendix C) has them written
 
 
@@ -174,6 +177,50 @@ class LearningCalls(Calls):
             learn_from=self._pairs.learn_from,
             supplied=overview.supplied,
             training_pairs=overview.training,
+            proposals=len(await self._answered(context, self._pairs.proposed())),
+        )
+
+    async def ListProposals(
+        self, request: control.ListProposalsRequest, context: Context
+    ) -> control.ListProposalsReply:
+        """A page of what people say answers a question, with the passages; so it is audited."""
+        async with self._audited(context, "show-pairs", kind="proposed"):
+            found = sorted(
+                await self._answered(context, self._pairs.proposed()), key=lambda one: one.id
+            )
+            page = [one for one in found if one.id > request.after][: request.limit]
+            shown = await self._answered(
+                context,
+                self._driver.collection.read(
+                    lambda library: [_proposal_message(one, library) for one in page]
+                ),
+            )
+        return control.ListProposalsReply(proposals=shown)
+
+    async def DecideProposals(
+        self, request: control.DecideProposalsRequest, context: Context
+    ) -> control.DecideProposalsReply:
+        """What becomes of them, by the operator's word."""
+        proposals, ids = self._pairs.proposals, dict.fromkeys(request.reject)
+        asked = {"token": request.forget_token} if request.forget_token else {}
+        async with self._audited(context, "decide-proposals", **asked) as recorded:
+            accepted = await self._answered(context, self._pairs.accept(request.accept))
+            recorded["accepted"] = len(accepted.known)
+            waiting = {one.id for one in await self._answered(context, proposals.waiting())}
+            rejected = [name for name in ids if name in waiting]
+            await self._answered(context, proposals.forget(rejected))
+            recorded["rejected"], forgotten = len(rejected), 0
+            if request.forget_token:
+                work = proposals.forget_token(request.forget_token)
+                recorded["votes"] = forgotten = await self._answered(context, work)
+        await self._driver.readiness.refresh()
+        return control.DecideProposalsReply(
+            accepted=len(accepted.known),
+            rejected=len(rejected),
+            forgotten=forgotten,
+            waiting=len(await self._answered(context, self._pairs.proposed())),
+            unknown=[*accepted.unknown, *(name for name in ids if name not in waiting)],
+            not_accepted=accepted.refused,
         )
 
     # ---- evaluation -----------------------------------------------------------------
@@ -244,6 +291,33 @@ class LearningCalls(Calls):
             ],
             missing=self._around.services.curve.missing,
         )
+
+
+def _proposal_message(one: Proposal, library: Library) -> control.Proposal:
+    (document_id,) = one.pair.positives
+    passage, _, _ = library.passage(one.passage_id)
+    stored = library.documents(document_id, "", 1)
+    known = same_asked(one, library)
+    told = control.Proposal(
+        id=one.id,
+        question=one.pair.query,
+        document_id=document_id,
+        title=stored[0].title if stored and stored[0].id == document_id else "",
+        passage_id=one.passage_id,
+        here_as=known[0].split if known else "",
+        votes=[
+            control.ProposalVote(
+                token=vote.token,
+                answers=vote.answers,
+                unix_s=vote.unix_s,
+                passage_id=vote.passage_id,
+            )
+            for vote in one.votes
+        ],
+    )
+    if passage is not None and passage.document_id == document_id:
+        told.passage, told.page = passage.text[:_PASSAGE_SHOWN], passage.page
+    return told
 
 
 async def _how(kind: str) -> How:

@@ -34,6 +34,7 @@ from daemon.gateway.event_stream import EventStream, while_there
 from daemon.gateway.fedd import Credential, Fedd
 from daemon.gateway.refusals import Refusal, answer_to, rpc_answer_to
 from proto import control_pb2 as control
+from proto import questions_pb2 as questions
 from proto.control_pb2 import AskReply
 
 log = structlog.get_logger()
@@ -73,6 +74,7 @@ class Gateway:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/search", self.search, methods=["POST"]),
+            Route("/v1/feedback", self.feedback, methods=["POST"]),
             Route("/mcp", self.mcp, methods=["POST"]),
             *self._pages.routes(),
         ]
@@ -155,6 +157,14 @@ class Gateway:
             wanted = self._fedd.search(control.SearchRequest(**asked.model_dump()), token)
             reply = await while_there(request.receive, wanted)
         return JSONResponse(site_api.found_in(reply).model_dump(mode="json"))
+
+    async def feedback(self, request: Request) -> Response:
+        """That a document answers a question, or does not: for the operator to look at."""
+        token = token_of(request)
+        said = site_api.parsed(site_api.Feedback, await body_of(request))
+        with self._in_turn(token):
+            await self._fedd.propose(questions.ProposeRequest(**said.model_dump()), token)
+        return Response(status_code=204)
 
     async def mcp(self, request: Request) -> Response:
         """Tools for agents, over the Model Context Protocol.

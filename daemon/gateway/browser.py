@@ -28,7 +28,7 @@ from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_
 from daemon.gateway.pages.rendering import FILE_HEADERS, Rendering
 from daemon.gateway.refusals import Refusal
 from proto.control_pb2 import AskReply
-from proto.questions_pb2 import SourceReply, WhoamiReply
+from proto.questions_pb2 import ProposeRequest, SourceReply, WhoamiReply
 
 Turn = Callable[[str], AbstractContextManager[None]]
 ReadBody = Callable[[Request], Awaitable[bytes]]
@@ -59,13 +59,14 @@ class Person:
     asks: bool
     searches: bool
     downloads: bool
+    proposes: bool
 
     @classmethod
     def of(cls, credential: str, who: WhoamiReply) -> Person:
         """As fedd says of a credential."""
         scopes = set(who.scopes)
         until = datetime.fromtimestamp(who.expires_unix_s, UTC).date().isoformat()
-        may = ("ask" in scopes, "search" in scopes, "originals" in scopes)
+        may = (one in scopes for one in ("ask", "search", "originals", "propose"))
         return cls(credential, who.site, who.name, until, *may)
 
 
@@ -88,13 +89,14 @@ class Pages:
             Route("/ask", self.ask, methods=["POST"]),
             Route("/search", self.search_page, methods=["GET"]),
             Route("/search", self.search, methods=["POST"]),
+            Route("/propose", self.propose, methods=["POST"]),
             Route("/source", self.source, methods=["GET"]),
             Route("/source/page", self.page_image, methods=["GET"]),
             Route("/source/original", self.original, methods=["GET"]),
             Route(f"{self._rendering.folder}/{{name}}", self.static, methods=["GET"]),
             *(
                 Route(path, self.home_instead, methods=["GET"])
-                for path in ("/ask", "/sign-in", "/sign-out")
+                for path in ("/ask", "/propose", "/sign-in", "/sign-out")
             ),
         ]
 
@@ -191,6 +193,27 @@ class Pages:
                 raise
             return self._search_page(person, asked, refusal=refusal)
         return self._search_page(person, asked, views.found(reply.passages))
+
+    async def propose(self, request: Request) -> Response:
+        """That a passage answers what was asked, or does not: in a tab of its own.
+
+        The answer stays in the other one, which holds what no address has.
+        """
+        told = await self._form(request)
+        person, said = await self._person(request), told.get("answers", "")
+        if said not in ("yes", "no"):
+            raise Refusal(400, "say whether the passage answers the question: yes or no")
+        wanted = ProposeRequest(
+            question=told.get("question", ""),
+            document_id=told.get("document", ""),
+            passage_id=told.get("passage", ""),
+            answers=said == "yes",
+        )
+        with self._turn(person.credential):
+            await self._fedd.propose(wanted, person.credential)
+        return self._rendering.page(
+            "noted.html", 200, person=person, here="", answers=wanted.answers
+        )
 
     # ---- sources -----------------------------------------------------------------
 

@@ -143,6 +143,10 @@ class Fedd:
         call = self._stub.Original(request, timeout=_SEND_WITHIN_S, metadata=_carrying(token))
         return await _sent(call)
 
+    async def propose(self, request: questions.ProposeRequest, token: str) -> None:
+        """Say that a document answers a question, or does not."""
+        await _said(self._stub.Propose(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token)))
+
     async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
         """Texts as vectors."""
         request = questions.EmbedRequest(texts=texts)

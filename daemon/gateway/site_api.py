@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import from_json
 
 from daemon.gateway.conversation import cited_at
@@ -61,6 +61,15 @@ class GetPassage(Asked):
     """The id of a passage."""
 
     passage_id: str = Field(min_length=1, description="As `ask` or `search` told it.")
+
+
+class Feedback(Asked):
+    """Whether a document answers a question, as somebody says who has looked."""
+
+    question: str = Field(min_length=1, description="As it was asked.")
+    document_id: str = Field(min_length=1, description="As `ask` or `search` told it.")
+    passage_id: str = Field("", description="Of the document, likewise; empty: all of it.")
+    answers: StrictBool = Field(description="It does.")
 
 
 A = TypeVar("A", bound=Asked)

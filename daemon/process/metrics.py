@@ -190,6 +190,18 @@ METRICS = (
         counts=True,
     ),
     Metric(
+        "hanse_votes_for",
+        "Times somebody said that a passage answers a question, since the start.",
+        "count",
+        counts=True,
+    ),
+    Metric(
+        "hanse_votes_against",
+        "Times somebody said that a passage does not answer a question, since the start.",
+        "count",
+        counts=True,
+    ),
+    Metric(
         "hanse_sent_bytes",
         "Sent to all peers since the start.",
         "bytes",

@@ -105,6 +105,13 @@ class QuestionsService(rpc.QuestionsServicer):
         async for part in _AnsweringTo(self._around, token).Original(request, context):
             yield part
 
+    async def Propose(
+        self, request: questions.ProposeRequest, context: Context
+    ) -> questions.ProposeReply:
+        """What somebody says answers a question, for the operator to look at."""
+        bearer = await self._credentials.of(context, "propose", "propose")
+        return await _AnsweringTo(self._around, bearer).propose(request, bearer.name, context)
+
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
     ) -> questions.EmbedReply:
@@ -273,6 +280,28 @@ class _AnsweringTo(ControlService):
                 await _refuse_unknown(request.document_id, context)
             recorded["documents"] = 1
         return source_of(request, *found)
+
+    async def propose(
+        self, request: questions.ProposeRequest, token: str, context: Context
+    ) -> questions.ProposeReply:
+        """Kept until the operator has looked, where the document is one of theirs."""
+        document_id, wanted = request.document_id, request.passage_id
+        await self._check_sees(document_id, "propose", context)
+        async with self._audited(context, "propose", answers=request.answers):
+            if wanted:
+                looking = self._driver.collection.read(lambda library: library.passage(wanted))
+                one, _, _ = await self._answered(context, looking)
+                if one is None or one.document_id != document_id:
+                    cause = "the document has no passage of this id (any more): ask again"
+                    await refuse(context, cause, senseless=True)
+            pairs = self._around.services.pairs
+            kept = pairs.propose(
+                token, request.question, document_id, wanted, answers=request.answers
+            )
+            if not await self._answered(context, kept):  # it went in between
+                await _refuse_unknown(document_id, context)
+            metrics.count("hanse_votes_for" if request.answers else "hanse_votes_against")
+        return questions.ProposeReply()
 
     async def embed(
         self, request: questions.EmbedRequest, context: Context

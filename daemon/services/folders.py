@@ -177,6 +177,7 @@ class WatchedFolders:
             try:
                 self._collection.refresh()
                 await self._collection.recount()
+                await self._pairs.proposed()  # of a record that is gone nothing waits
                 await self._changed()
             except _FAILURES as error:  # the next change counts again
                 log.warning("the pairs are not counted anew", cause=str(error))

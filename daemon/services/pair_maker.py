@@ -1,5 +1,7 @@
 """Pairs that a site makes of its own documents: built, counted, dropped. They stay here.
 
+And those that people propose, which are used once an operator has accepted them.
+
 The arithmetic runs in workers. What a language model writes takes hours, and the
 learning worker is also who trains: it writes for some seconds at a time, and a
 round that begins meanwhile trains in between. Whoever asked for pairs and goes away
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +24,25 @@ from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import RemovedCounts
 from daemon.library.file_notes import FilesGone
+from daemon.library.readers.documents import Pair
+from daemon.library.store import Library
+from daemon.pairs.proposals import Proposal, Proposals
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
 from daemon.state.folder import StateFolder
 
+_PAGE = 1000  # pairs that are looked through at once
 _SLICE_S = 20.0  # of writing at a time: training waits no longer, beside a reply under way
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of proposals, by id; ``known``: those that are validation pairs now."""
+
+    known: list[str]
+    unknown: list[str]
+    refused: list[str]  # nobody says that the document answers, or a test pair has it
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,7 @@ class PairMaker:
         self.learn_from: Literal["supplied", "supplied+made", "made"] = spec.learn_from
         self._spec = spec
         self._path = Path(spec.made_pairs)
+        self.proposals = Proposals(state.proposals)
         self._replies = self._path.with_name("written_queries.jsonl")
         self._versions = state.versions
         self._collection = collection
@@ -165,7 +182,73 @@ class PairMaker:
             await self._answering.run(
                 pairs.forget_documents, self._path, self._replies, list(documents)
             )
-            return await self._collection.remove(documents, gone)
+            await self.proposals.forget_documents(documents)
+            removed = await self._collection.remove(documents, gone)
+            # What was said meanwhile, of documents that were still there.
+            await self.proposals.forget_documents(documents)
+            return removed
+
+    # ---- what people propose -------------------------------------------------------
+
+    async def propose(
+        self, token: str, question: str, document_id: str, passage_id: str, *, answers: bool
+    ) -> bool:
+        """As `Proposals.vote`; whether the document is here still, or nothing is kept of it."""
+        await self.proposals.vote(token, question, document_id, passage_id, answers=answers)
+        return document_id in await self._present([document_id])
+
+    async def proposed(self) -> list[Proposal]:
+        """What waits for an operator, the oldest first, of documents that are here."""
+        found = await self.proposals.waiting()
+        here = await self._present([one.pair.positives[0] for one in found])
+        return [one for one in found if one.pair.positives[0] in here]
+
+    async def _present(self, documents: Sequence[str]) -> set[str]:
+        """Those that are here; what was said of the others is forgotten, however they went."""
+        here = await self._collection.known(documents)
+        if gone := {*documents} - here:
+            await self.proposals.forget_documents(gone)
+        return here
+
+    async def accept(self, ids: Sequence[str]) -> Accepted:
+        """Have proposals become validation pairs, and wait no more.
+
+        Killed in between, they wait still, and accepted again they are the same pairs.
+        """
+        waiting = {one.id: one for one in await self.proposed()}
+        there = [waiting[name] for name in dict.fromkeys(ids) if name in waiting]
+        refused, become = list[str](), dict[str, list[Pair]]()
+        for one in there:
+            known = await self._collection.read(partial(same_asked, one))
+            if not any(vote.answers for vote in one.votes) or any(p.split == "test" for p in known):
+                refused.append(one.id)
+            else:
+                become[one.id] = [replace(p, split="valid") for p in known] or [one.pair]
+        if become:
+            async with self._collection.changes.turn():
+                await self._collection.ingest([], [p for them in become.values() for p in them])
+            await self.proposals.forget(become)
+            self._collection.refresh()
+            await self._collection.recount()
+        return Accepted([*become], [name for name in ids if name not in waiting], refused)
+
+
+def same_asked(proposal: Proposal, library: Library) -> list[Pair]:
+    """The pairs here that ask this of the document, case and white space aside.
+
+    They move when it is accepted, as a pair does that is ingested with another split: nothing is
+    both learned from and judged on.
+    """
+    (document,), asked = proposal.pair.positives, _key(proposal.pair.query)
+    found, after = list[Pair](), 0
+    while some := library.pairs_naming(document, [document], after, _PAGE):
+        found += [pair for _, pair in some if _key(pair.query) == asked]
+        after = some[-1][0]
+    return found
+
+
+def _key(question: str) -> str:
+    return " ".join(question.split()).casefold()
 
 
 async def _reported(

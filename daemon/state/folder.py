@@ -86,6 +86,11 @@ class StateFolder:
         return self.root / "made_pairs.jsonl"
 
     @property
+    def proposals(self) -> Path:
+        """What people say answers a question, until an operator has looked (daemon/pairs)."""
+        return self.root / "proposals.jsonl"
+
+    @property
     def residual(self) -> Path:
         """What rounding has left out of this site's updates so far."""
         return self.root / "residual.npy"

@@ -50,6 +50,7 @@ class CannedDaemon(ControlServicer):
         self.unusable = 0  # of the pairs that are ingested
         self.repeated = 0  # of them, likewise
         self.training_pairs = 70
+        self.proposals: list[control.Proposal] = []  # by id
         self.run = federation.Run.FromString(RUN.SerializeToString())
         self.refusal = ""  # when set, every call is refused with it, and
         self.refused_as = grpc.StatusCode.FAILED_PRECONDITION
@@ -450,6 +451,24 @@ class CannedDaemon(ControlServicer):
     def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:
         self._hear(request, context)
         return control.MadePairsReply(learn_from="supplied", supplied=12, training_pairs=12)
+
+    def ListProposals(self, request: Any, context: Any) -> control.ListProposalsReply:
+        self._hear(request, context)
+        behind = [one for one in self.proposals if one.id > request.after]
+        return control.ListProposalsReply(proposals=behind[: request.limit])
+
+    def DecideProposals(self, request: Any, context: Any) -> control.DecideProposalsReply:
+        self._hear(request, context)
+        named = [*request.accept, *request.reject]
+        here = {one.id for one in self.proposals}
+        self.proposals = [one for one in self.proposals if one.id not in named]
+        return control.DecideProposalsReply(
+            accepted=len(here & {*request.accept}),
+            rejected=len(here & {*request.reject}),
+            forgotten=2 if request.forget_token else 0,
+            waiting=len(self.proposals),
+            unknown=[one for one in named if one not in here],
+        )
 
     def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
         self._hear(request, context)

@@ -1,7 +1,10 @@
-"""fedctl pairs: questions that a site makes of its own documents, to learn from."""
+"""fedctl pairs: questions that a site makes of its documents, and that its people propose."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -23,12 +26,19 @@ from daemon.fedctl.terminal.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from proto.control_pb2 import BuildPairsProgress, MadePairsReply
+    from proto.control_pb2 import (
+        BuildPairsProgress,
+        DecideProposalsReply,
+        MadePairsReply,
+        Proposal,
+    )
 
 Kind = Literal["cloze", "titles", "keywords", "written"]
 
 # Pairs are counted behind a question that is being answered, or a whole evaluation.
 COUNTED_WITHIN_S = 600.0
+_AT_ONCE = 100  # proposals, as bounds have it
+_NOTHING_WAITS = "Nothing waits: nobody has said that a passage answers a question."
 _TEXT_SHOWN = 160
 _NONE = {
     "cloze": "It needs passages of two sentences or more.",
@@ -132,6 +142,148 @@ def pairs_drop(
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
 
+@topic.command("review")
+@command
+def pairs_review(
+    session: Session,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept", metavar="ID", help="Make this one a validation pair; more than once."
+        ),
+    ] = None,
+    reject: Annotated[
+        list[str] | None,
+        typer.Option("--reject", metavar="ID", help="Forget this one; more than once."),
+    ] = None,
+    forget: Annotated[
+        str,
+        typer.Option(
+            "--forget",
+            metavar="TOKEN",
+            help="Forget what was said with the token of this name.",
+        ),
+    ] = "",
+) -> Exit:
+    """Look at what people say answers a question, and decide what becomes of it.
+
+    At a terminal one after the other; each decision holds at once, Ctrl-C loses none. Accepted
+    ones are validation pairs: versions are judged by them, nothing is trained on them. With --json,
+    or without a terminal, what waits is listed. Ids that nothing has, and what can't be accepted,
+    are told at the end (exit code 3).
+    """
+    if accept or reject or forget:
+        reply = run(_decide(session, accept or [], reject or [], forget))
+        session.result(as_plain(reply), lambda console: _show_decided(console, reply))
+        return Exit.PARTLY if reply.unknown or reply.not_accepted else Exit.OK
+    proposals = run(_proposals(session))
+    if session.json or not sys.stdin.isatty():
+        plain = {"proposals": [as_plain(one) for one in proposals]}
+        session.result(plain, lambda console: _show_proposals(console, proposals))
+    else:
+        _review(session, proposals)
+    return Exit.OK
+
+
+def _review(session: Session, proposals: Sequence[Proposal]) -> None:
+    """One after the other; what was decided is done before the next is shown."""
+    console = session.console
+    for number, one in enumerate(proposals, start=1):
+        console.print(f"\n{number} of {len(proposals)}", style="bold")
+        _show_proposal(console, one)
+        answer = _answer(acceptable=any(vote.answers for vote in one.votes))
+        if answer == "quit":
+            return
+        if answer != "skip":
+            accepted, rejected = ([one.id], []) if answer == "accept" else ([], [one.id])
+            _show_decided(console, run(_decide(session, accepted, rejected)))
+    if not proposals:
+        console.print(_NOTHING_WAITS)
+
+
+def _answer(*, acceptable: bool) -> str:
+    """What somebody at the terminal says: a word, or how it begins."""
+    words = ["accept"] * acceptable + ["reject", "skip", "quit"]
+    while True:
+        said: str = typer.prompt(f"{', '.join(words)}?", err=True)
+        begins = said.strip().lower()
+        if begins and (meant := [word for word in words if word.startswith(begins)]):
+            return meant[0]
+
+
+async def _proposals(session: Session) -> list[Proposal]:
+    """All that wait, the oldest first."""
+    from proto.control_pb2 import ListProposalsRequest
+
+    found: list[Proposal] = []
+    async with connected(socket_path(session)) as daemon:
+        while True:
+            after = found[-1].id if found else ""
+            request = ListProposalsRequest(after=after, limit=_AT_ONCE)
+            reply = await daemon.ListProposals(request, timeout=COUNTED_WITHIN_S)
+            found += reply.proposals
+            if len(reply.proposals) < _AT_ONCE:
+                return sorted(found, key=lambda one: (one.votes[0].unix_s, one.id))
+
+
+async def _decide(
+    session: Session, accept: Sequence[str], reject: Sequence[str], forget: str = ""
+) -> DecideProposalsReply:
+    from proto.control_pb2 import DecideProposalsRequest
+
+    async with connected(socket_path(session)) as daemon:
+        request = DecideProposalsRequest(accept=accept, reject=reject, forget_token=forget)
+        return await daemon.DecideProposals(request, timeout=COUNTED_WITHIN_S)
+
+
+def _show_proposals(console: Console, proposals: Sequence[Proposal]) -> None:
+    for one in proposals:
+        console.print(f"\n{one.id}", style="bold")
+        _show_proposal(console, one)
+    if proposals:
+        console.print("\n`fedctl pairs review --accept ID` or `--reject ID` decides.")
+    else:
+        console.print(_NOTHING_WAITS)
+
+
+def _show_proposal(console: Console, one: Proposal) -> None:
+    page = f", page {one.page}" if one.page else ""
+    title = f" ({in_line(one.title)})" if one.title else ""
+    rows = [
+        ("question", in_line(one.question)),
+        ("document", f"{in_line(one.document_id)}{title}{page}"),
+    ]
+    if one.passage:
+        rows.append(("passage", " ".join(one.passage.split())))
+    elif one.passage_id:
+        rows.append(("passage", "not in the document any more: it has changed"))
+    if one.here_as:
+        rows.append(("here", f"as a {one.here_as} pair already"))
+    for vote in one.votes:
+        at = datetime.fromtimestamp(vote.unix_s, UTC)
+        what = "it" if vote.passage_id == one.passage_id else "another passage of it"
+        word = "answers" if vote.answers else "does not answer"
+        rows.append(("says", f"{in_line(vote.token)}: {what} {word} ({at:%Y-%m-%d %H:%M} UTC)"))
+    for name, value in rows:
+        console.print(plain_text(f"{name:<10}{value}"), soft_wrap=True)
+
+
+def _show_decided(console: Console, reply: DecideProposalsReply) -> None:
+    done = [
+        f"{counted(reply.accepted, 'validation pair')} added" if reply.accepted else "",
+        f"{reply.rejected} forgotten" if reply.rejected else "",
+        f"{counted(reply.forgotten, 'vote')} of that token forgotten" if reply.forgotten else "",
+        f"{reply.waiting} left",
+    ]
+    console.print(f"{'; '.join(part for part in done if part)}.")
+    for name in reply.unknown:
+        console.print(plain_text(f"nothing waits under {in_line(name)}"), soft_wrap=True)
+    for name in reply.not_accepted:
+        cause = "nobody says that the document answers it, or a test pair asks it already"
+        line = f"{in_line(name)} can't be accepted: {cause}. `--reject` forgets it"
+        console.print(plain_text(line), soft_wrap=True)
+
+
 async def _made(session: Session, how: str = "", examples: int = 0) -> MadePairsReply:
     from proto.control_pb2 import MadePairsRequest
 
@@ -210,6 +362,9 @@ def _show(console: Console, reply: MadePairsReply) -> None:
         console.print()
     console.print(f"{reply.supplied} training pairs were ingested.")
     console.print(_training(reply.learn_from, reply.training_pairs))
+    if reply.proposals:
+        wait = f"{counted(reply.proposals, 'proposal')} of people wait for you"
+        console.print(f"{wait}: `fedctl pairs review`.")
 
 
 def _training(learn_from: str, count: int) -> str:

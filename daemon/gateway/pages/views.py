@@ -51,6 +51,7 @@ class ShownPassage:
 
     number: int
     document_id: str
+    passage_id: str
     title: str
     page: int
     kind: str
@@ -107,6 +108,7 @@ def _shown(
     return ShownPassage(
         number=number,
         document_id=one.document_id,
+        passage_id=one.passage_id,
         title=one.title or one.document_id,
         page=one.page,
         kind=one.kind,

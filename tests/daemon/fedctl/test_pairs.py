@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -250,3 +251,118 @@ def test_ctrl_c_ends_a_build_and_the_daemon_learns_of_it(daemon: CannedDaemon) -
     assert process.returncode == Exit.INTERRUPTED
     assert json.loads(out)["error"] == "interrupted"
     assert daemon.left.wait(10)
+
+
+# ---- what people propose --------------------------------------------------------------
+
+
+def proposed(number: int, *answers: bool) -> control.Proposal:
+    votes = [
+        control.ProposalVote(
+            token=f"t{n}",
+            answers=one,
+            unix_s=1_800_000_000 - number,
+            passage_id="p" if one else "another",
+        )
+        for n, one in enumerate(answers)
+    ]
+    return control.Proposal(
+        id=f"{number:016x}",
+        question=f"Who [bold]tars\x1b[31m rope {number}?",
+        document_id=f"rope-{number}.pdf",
+        title="Rope",
+        passage_id="p",
+        passage="Hemp rope\nis tarred.",
+        page=4,
+        votes=votes,
+    )
+
+
+def test_what_waits_is_listed_oldest_first_over_pages(said: Said, daemon: CannedDaemon) -> None:
+    assert said("pairs", "review")[1].startswith("Nothing waits: nobody has said")
+    daemon.proposals = [proposed(n, True, False) for n in range(230)]
+    code, out, _ = said("pairs", "review", "--json")
+    told = json.loads(out)["proposals"]
+    assert (code, [one["id"] for one in told]) == (0, [f"{n:016x}" for n in range(229, -1, -1)])
+    out = said("pairs", "review")[1]
+    assert "Who [bold]tars\N{REPLACEMENT CHARACTER}[31m rope 229?" in out
+    assert "document  rope-229.pdf (Rope), page 4" in out
+    assert "passage   Hemp rope is tarred." in out
+    assert "says      t0: it answers (2027-01-15 07:56 UTC)" in out
+    assert "says      t1: another passage of it does not answer (" in out
+
+
+def test_a_script_accepts_rejects_and_forgets(said: Said, daemon: CannedDaemon) -> None:
+    daemon.proposals = [proposed(n, True) for n in range(4)]
+    ids = [one.id for one in daemon.proposals]
+    words = ("--accept", ids[0], "--accept", ids[1], "--reject", ids[2], "--reject", "nowhere")
+    code, out, _ = said("pairs", "review", *words)
+    assert (code, lines(out)) == (
+        Exit.PARTLY,
+        ["2 validation pairs added; 1 forgotten; 1 left.", "nothing waits under nowhere"],
+    )
+    code, out, _ = said("pairs", "review", "--forget", "ada", "--json")
+    assert (code, json.loads(out)["forgotten"]) == (0, 2)
+    assert daemon.asked[-1].forget_token == "ada"
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, again if need be: one between a prompt and its read is noticed with the next key."""
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+def typed(daemon: CannedDaemon, *answers: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    """`fedctl pairs review` at a terminal: behind each word that is seen, something is typed."""
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "daemon.fedctl", "pairs", "review"]
+    seen = b""
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        for awaited, answer in answers:
+            while awaited not in seen:
+                seen += os.read(mine, 4096)
+            seen = seen[seen.index(awaited) + len(awaited) :]
+            if answer == b"\x03":
+                interrupt(process)
+            else:
+                os.write(mine, answer + b"\n")
+        try:
+            while piece := os.read(mine, 4096):
+                seen += piece
+        except OSError:  # a terminal whose other side is closed
+            pass
+        code = process.wait(30)
+    os.close(mine)
+    return code, seen
+
+
+@pytest.mark.slow
+def test_an_operator_looks_at_one_after_the_other(daemon: CannedDaemon) -> None:
+    daemon.proposals = [proposed(4, False), *(proposed(n, True) for n in (5, 6, 7))]
+    code, seen = typed(
+        daemon,
+        (b"accept, reject, skip, quit?", b"perhaps"),
+        (b"accept, reject, skip, quit?", b"a"),
+        (b"accept, reject, skip, quit?", b"skip"),
+        (b"accept, reject, skip, quit?", b"R"),
+        (b"\nreject, skip, quit?", b"q"),
+    )
+    assert code == 0, seen
+    decided = [one for one in daemon.asked if isinstance(one, control.DecideProposalsRequest)]
+    assert [([*one.accept], [*one.reject]) for one in decided] == [
+        ([f"{7:016x}"], []),
+        ([], [f"{5:016x}"]),
+    ]
+
+
+@pytest.mark.slow
+def test_ctrl_c_loses_nothing_that_was_decided(daemon: CannedDaemon) -> None:
+    daemon.proposals = [proposed(n, True) for n in range(3)]
+    code, _ = typed(daemon, (b"quit?", b"accept"), (b"2 of 3", b""), (b"quit?", b"\x03"))
+    assert code == Exit.INTERRUPTED
+    assert {one.id for one in daemon.proposals} == {f"{0:016x}", f"{1:016x}"}

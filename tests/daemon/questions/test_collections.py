@@ -300,21 +300,22 @@ async def test_an_answer_is_nobodys_where_rights_went_meanwhile(site: Site) -> N
 
 async def test_what_is_not_there_and_what_is_not_allowed_are_the_same(site: Site) -> None:
     await site.put(SECRET)
-    secret, _ = await site.tokens.create("clerk", ["search", "originals"], 1, ["open"])
+    scopes = ["search", "originals", "propose"]
+    secret, _ = await site.tokens.create("clerk", scopes, 1, ["open"])
     said = set()
     for name in ("secret/merger", "secret/merge", "secret", "open/merger", "open/lam", "x"):
         for method, request in (
             ("Source", questions.SourceRequest(document_id=name)),
             ("PageImage", control.PageImageRequest(id=name, page=1, dpi=72)),
             ("Original", control.OriginalRequest(id=name)),
+            ("Propose", questions.ProposeRequest(question="who?", document_id=name)),
         ):
             code, details = await site.called(method, request, secret)
             said.add((code, details.replace(repr(name), "ID")))
     assert said == {(grpc.StatusCode.NOT_FOUND, "no document ID here")}
     actions = {one[1:3] for one in site.audited() if one[0] == "token:clerk"}
-    assert {(one, "refused or failed") for one in ("show-documents", "page-image", "original")} <= (
-        actions
-    ), "who tried stands in the log"
+    tried = ("show-documents", "page-image", "original", "propose")
+    assert {(one, "refused or failed") for one in tried} <= actions, "who tried stands in the log"
 
 
 async def test_a_document_of_theirs_is_shown_without_copies_elsewhere(site: Site) -> None:

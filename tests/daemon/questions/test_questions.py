@@ -58,10 +58,15 @@ CALLS: dict[str, tuple[Any, str, str]] = {
         "page-image",
     ),
     "Original": (control.OriginalRequest(id="a.pdf"), "originals", "original"),
+    "Propose": (
+        questions.ProposeRequest(question="who?", document_id="rope", answers=True),
+        "propose",
+        "propose",
+    ),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed", "embed"),
     "Whoami": (questions.WhoamiRequest(), "", ""),
 }
-EVERY = ["ask", "search", "originals", "embed", "metrics"]
+EVERY = ["ask", "search", "originals", "propose", "embed", "metrics"]
 
 
 class Shelf:

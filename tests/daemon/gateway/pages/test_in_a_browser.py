@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from proto import control_pb2 as control
 from tests.daemon.gateway.gates import Gate
 from tests.daemon.gateway.pages.conftest import KEEL, MANUAL, RUST
 
@@ -136,6 +137,30 @@ async def test_a_person_asks_and_opens_what_is_cited(
         await page.get_by_role("button", name="Sign out").click()
         await page.get_by_role("button", name="Sign in").wait_for()
         assert await page.context.cookies() == []
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])
+async def test_a_person_says_what_answers_and_keeps_the_answer(
+    gate: Gate, chromium: Any, scripts: bool
+) -> None:
+    token = await gate.token("ask", "search", "propose", name=f"thumbs-{scripts}".lower())
+    async with opened(chromium, gate, java_script_enabled=scripts) as page:
+        await sign_in(page, token)
+        await ask(page, KEEL)
+        cited = page.locator("#source-1")
+        noted = await followed(page, cited.get_by_role("button", name="This answers it"))
+        assert await noted.locator("h1").inner_text() == "Noted"
+        assert "jetty" not in noted.url
+        other = page.locator(".found article").nth(1)
+        against = await followed(page, other.get_by_role("button", name="This does not"))
+        assert "does not answer" in await against.locator("main").inner_text()
+        assert RUST in await page.locator("#answer").inner_text(), "the answer stays"
+    listed = await gate.site.stub.ListProposals(control.ListProposalsRequest(limit=100), timeout=60)
+    said = [(one.document_id, vote.answers) for one in listed.proposals for vote in one.votes]
+    assert (MANUAL, True) in said
+    assert sorted(answers for _, answers in said) == [False, True]
+    request = control.DecideProposalsRequest(forget_token=f"thumbs-{scripts}".lower())
+    assert (await gate.site.stub.DecideProposals(request, timeout=60)).forgotten == 2
 
 
 async def test_no_script_can_read_the_cookie(gate: Gate, chromium: Any) -> None:
@@ -269,7 +294,7 @@ async def check_accessible(page: Page, what: str) -> None:
 
 
 async def test_axe_finds_nothing_on_any_page(gate: Gate, chromium: Any) -> None:
-    token = await gate.token("ask", "search", "originals")
+    token = await gate.token("ask", "search", "originals", "propose")
     async with opened(chromium, gate) as page:
         await check_accessible(page, "sign in")
         await page.get_by_label("Token", exact=True).fill("hanse_wrong")
@@ -280,6 +305,8 @@ async def test_axe_finds_nothing_on_any_page(gate: Gate, chromium: Any) -> None:
         await check_accessible(page, "ask")
         await ask(page, KEEL)
         await check_accessible(page, "an answer")
+        noted = await followed(page, page.get_by_role("button", name="This does not").first)
+        await check_accessible(noted, "a vote")
         await ask(page, NOT_ANSWERED)
         assert "The documents do not answer this." in await page.locator("#answer").inner_text()
         await check_accessible(page, "no answer")
@@ -294,6 +321,9 @@ async def test_axe_finds_nothing_on_any_page(gate: Gate, chromium: Any) -> None:
         await check_accessible(source, "a source")
         await source.goto("/source?document=nothing")
         await check_accessible(source, "a document that is not there")
+    name = next(name for name, secret in gate.tokens.items() if secret == token)
+    forgotten = control.DecideProposalsRequest(forget_token=name)
+    await gate.site.stub.DecideProposals(forgotten, timeout=60)
 
 
 async def test_axe_would_find_what_is_wrong(gate: Gate, chromium: Any) -> None:

@@ -200,7 +200,7 @@ OTHERS: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("path", [*FORMS, "/propose"])
 @pytest.mark.parametrize("headers", OTHERS, ids=range(len(OTHERS)))
 async def test_a_form_of_another_site_does_nothing(
     served: Served, application: Any, path: str, headers: dict[str, str]
