@@ -64,9 +64,11 @@ class QuestionsService(rpc.QuestionsServicer):
         self, request: control.AskRequest, context: Context
     ) -> AsyncIterator[questions.AnswerPart]:
         """The same answer as it is written."""
-        token = await self._credentials.of(context, "ask", "ask")
+        bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context):
-            async for part in _AnsweringTo(self._around, token).parts(request, context):
+            async for part in _AnsweringTo(self._around, bearer).parts(request, context):
+                if part.HasField("whole") and "search" not in bearer.token.scopes:
+                    del part.whole.passages[:]
                 yield part
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
@@ -224,7 +226,6 @@ class _AnsweringTo(ControlService):
             else:
                 reply = await work
                 if reply.answer.startswith(sent):
-                    del reply.passages[:]
                     yield questions.AnswerPart(whole=reply)
                     return
         # What answered died under it, and a fresh one answers otherwise.
