@@ -7,6 +7,7 @@ in the body of a form and never in an address, which ends in histories and logs.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from daemon.gateway.conversation import cited_at
 from daemon.gateway.event_stream import EventStream, event, while_there
 from daemon.gateway.fedd import Fedd, Sent
-from daemon.gateway.pages import session, views
+from daemon.gateway.pages import federation, session, views
 from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_form
 from daemon.gateway.pages.rendering import FILE_HEADERS, Rendering
 from daemon.gateway.refusals import Refusal
@@ -34,6 +35,7 @@ Turn = Callable[[str], AbstractContextManager[None]]
 ReadBody = Callable[[Request], Awaitable[bytes]]
 
 _DPI: Final = 110  # of a page's image: A4 in 910 x 1290 pixels, which can be read
+_ROUNDS: Final = 100  # the newest, of which a look-on shows the curve
 _PIECE: Final = 64 << 10  # bytes; each has its time to be taken
 _OTHER_PATHS: Final = ("/v1/", "/health", "/metrics")
 _WAY_BACK: Final = re.compile(r"/source\?[\w.~%&=+-]{1,4000}", re.ASCII)
@@ -59,13 +61,14 @@ class Person:
     asks: bool
     searches: bool
     downloads: bool
+    views: bool
 
     @classmethod
     def of(cls, credential: str, who: WhoamiReply) -> Person:
         """As fedd says of a credential."""
         scopes = set(who.scopes)
         until = datetime.fromtimestamp(who.expires_unix_s, UTC).date().isoformat()
-        may = ("ask" in scopes, "search" in scopes, "originals" in scopes)
+        may = (scope in scopes for scope in ("ask", "search", "originals", "view"))
         return cls(credential, who.site, who.name, until, *may)
 
 
@@ -89,6 +92,7 @@ class Pages:
             Route("/ask/stream", self.stream, methods=["POST"]),
             Route("/search", self.search_page, methods=["GET"]),
             Route("/search", self.search, methods=["POST"]),
+            Route("/federation", self.federation, methods=["GET"]),
             Route("/source", self.source, methods=["GET"]),
             Route("/source/page", self.page_image, methods=["GET"]),
             Route("/source/original", self.original, methods=["GET"]),
@@ -132,7 +136,9 @@ class Pages:
             return self._ask_page(person)
         if person.searches:
             return RedirectResponse("/search", 303)
-        cause = f"the token {person.name!r} is for neither asking nor searching"
+        if person.views:
+            return RedirectResponse("/federation", 303)
+        cause = f"the token {person.name!r} is for neither asking nor searching nor looking on"
         return self._problem(403, cause, person)
 
     async def home_instead(self, _request: Request) -> Response:
@@ -212,6 +218,17 @@ class Pages:
                 raise
             return self._search_page(person, asked, refusal=refusal)
         return self._search_page(person, asked, views.found(reply.passages))
+
+    # ---- the federation ----------------------------------------------------------
+
+    async def federation(self, request: Request) -> Response:
+        """What is running, the rounds, the peers, the curve: for who looks on."""
+        person = await self._person(request)
+        reply = await self._fedd.view(_ROUNDS, person.credential)
+        told = federation.shown(reply, time.time())
+        return self._rendering.page(
+            "federation.html", 200, here="federation", person=person, seen=told
+        )
 
     # ---- sources -----------------------------------------------------------------
 

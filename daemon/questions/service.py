@@ -29,6 +29,7 @@ from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
 from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
+from daemon.questions.view import seen_by_an_operator
 from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
@@ -128,6 +129,11 @@ class QuestionsService(rpc.QuestionsServicer):
             collections=token.collections or (),
             all_documents=token.collections is None,
         )
+
+    async def View(self, request: questions.ViewRequest, context: Context) -> questions.ViewReply:
+        """How the site and its federation are."""
+        await self._credentials.of(context, "view", "view")
+        return await seen_by_an_operator(self._around, request, context)
 
     async def Health(
         self, _request: questions.HealthRequest, _context: Context

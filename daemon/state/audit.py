@@ -96,6 +96,7 @@ Action = Literal[
     "stop",
     "stop-training",
     "train",
+    "view",
     "vote",
 ]
 """What an entry can be of, beside `TORN`, `BROKEN` and `SEVERAL`; docs/fedctl.md has rows."""

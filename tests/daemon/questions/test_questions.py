@@ -59,9 +59,10 @@ CALLS: dict[str, tuple[Any, str, str]] = {
     ),
     "Original": (control.OriginalRequest(id="a.pdf"), "originals", "original"),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed", "embed"),
+    "View": (questions.ViewRequest(rounds=20), "view", "view"),
     "Whoami": (questions.WhoamiRequest(), "", ""),
 }
-EVERY = ["ask", "search", "originals", "embed", "metrics"]
+EVERY = ["ask", "search", "originals", "embed", "metrics", "view"]
 
 
 class Shelf:
