@@ -236,8 +236,9 @@ def _curve(metric: str, points: Sequence[CurvePoint]) -> Curve:
         y = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (value - low) / (high - low)
         return round(x, 1), round(y, 1)
 
-    steps = [low + (high - low) * part / 4 for part in range(5)]
-    numbers = sorted({round(first + (last - first) * part / 5) for part in range(6)})
+    step = 0.1 if high - low > 0.45 else 0.05
+    steps = [low + step * part for part in range(round((high - low) / step) + 1)]
+    numbers = range(first, last + 1, math.ceil((last - first) / 6))
     lines = []
     for style, kind in enumerate(kinds, start=1):
         dots = [place(point.round, point.value) for point in points if point.kind == kind]
