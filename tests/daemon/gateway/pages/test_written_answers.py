@@ -175,7 +175,8 @@ async def test_a_busy_site_says_so_and_keeps_the_question(
         await send(page)
         assert "try again in a moment" in await page.get_by_role("alert").inner_text()
         assert await page.get_by_label("Your question").input_value() == KEEL
-        await check_accessible(page, "a busy site")
+        if scripts:  # axe is one
+            await check_accessible(page, "a busy site")
         slow.let()
         assert {one.status_code for one in await asyncio.gather(*before)} == {200}
         await ask(page, KEEL)
@@ -202,7 +203,8 @@ async def test_who_is_signed_out_meanwhile_signs_in_and_has_the_question(
         await send(page)
         assert "is revoked" in await page.get_by_role("alert").inner_text()
         assert await page.get_by_role("button", name="Sign out").count() == 0
-        await check_accessible(page, "signed out meanwhile")
+        if scripts:  # axe is one
+            await check_accessible(page, "signed out meanwhile")
         await sign_in(page, await gate.token("ask"))
         assert await page.get_by_label("Your question").input_value() == KEEL
         await page.get_by_role("button", name="Ask").click()
