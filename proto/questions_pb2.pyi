@@ -20,6 +20,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from proto import control_pb2 as _control_pb2
+from proto import federation_pb2 as _federation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -430,6 +431,116 @@ class WhoamiReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WhoamiReply: _TypeAlias = WhoamiReply  # noqa: Y015
+
+@_typing.final
+class ViewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    rounds: _builtins.int
+    """the newest so many, of rounds and of the curve"""
+    def __init__(
+        self,
+        *,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViewRequest: _TypeAlias = ViewRequest  # noqa: Y015
+
+@_typing.final
+class ViewReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
+    HEAD_ROUND_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    INDEX_DIGEST_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    ACCUSED_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    CURVE_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """this site's id"""
+    federation_id: _builtins.str
+    """of its certificate"""
+    software_version: _builtins.str
+    """of the daemon"""
+    uptime_s: _builtins.float
+    """seconds since it started"""
+    manifest_version: _builtins.int
+    """of the manifest in use"""
+    head_round: _builtins.int
+    """0: nothing committed yet"""
+    model_digest: _builtins.bytes
+    """version at the head"""
+    index_digest: _builtins.bytes
+    """version that questions are answered with"""
+    @_builtins.property
+    def run(self) -> _federation_pb2.Run:
+        """the run under way or the last one"""
+
+    @_builtins.property
+    def progress(self) -> _control_pb2.TrainingProgress:
+        """of the round under way, without unreachable"""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in StatusReply, of the federation alone"""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.Peer]:
+        """as in PeersReply"""
+
+    @_builtins.property
+    def accused(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.Accused]:
+        """likewise"""
+
+    @_builtins.property
+    def rounds(self) -> _control_pb2.RoundsReply:
+        """votes without signature and certificate"""
+
+    @_builtins.property
+    def curve(self) -> _control_pb2.LearningCurveReply:
+        """of these rounds, and from before any training"""
+
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        federation_id: _builtins.str = ...,
+        software_version: _builtins.str = ...,
+        uptime_s: _builtins.float = ...,
+        manifest_version: _builtins.int = ...,
+        head_round: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
+        index_digest: _builtins.bytes = ...,
+        run: _federation_pb2.Run | None = ...,
+        progress: _control_pb2.TrainingProgress | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        peers: _abc.Iterable[_control_pb2.Peer] | None = ...,
+        accused: _abc.Iterable[_control_pb2.Accused] | None = ...,
+        rounds: _control_pb2.RoundsReply | None = ...,
+        curve: _control_pb2.LearningCurveReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve", "progress", b"progress", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accused", b"accused", "curve", b"curve", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "peers", b"peers", "progress", b"progress", "rounds", b"rounds", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViewReply: _TypeAlias = ViewReply  # noqa: Y015
 
 @_typing.final
 class HealthRequest(_message.Message):

@@ -90,6 +90,11 @@ class QuestionsStub:
                 request_serializer=proto_dot_questions__pb2.HealthRequest.SerializeToString,
                 response_deserializer=proto_dot_questions__pb2.HealthReply.FromString,
                 _registered_method=True)
+        self.View = channel.unary_unary(
+                '/hanse.questions.v1.Questions/View',
+                request_serializer=proto_dot_questions__pb2.ViewRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.ViewReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Status',
                 request_serializer=proto_dot_control__pb2.StatusRequest.SerializeToString,
@@ -109,7 +114,7 @@ class QuestionsServicer:
 
     def StreamAnswer(self, request, context):
         """Scope ask. The same answer while it is written, statement by statement, each once it was
-        checked; an answer that is there at once comes in one part.
+        checked; an answer that is there at once comes in one part. Passages as of Ask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +185,14 @@ class QuestionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def View(self, request, context):
+        """Scope view. How the site, its peers, its rounds and its curve are, as fedctl shows them: no word
+        of a document, a question or a token. It changes nothing, and is not recorded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Numbers for monitoring, and no words. Without a token for whoever may open the socket; one that
         is given must have the scope metrics.
@@ -245,6 +258,11 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Health,
                     request_deserializer=proto_dot_questions__pb2.HealthRequest.FromString,
                     response_serializer=proto_dot_questions__pb2.HealthReply.SerializeToString,
+            ),
+            'View': grpc.unary_unary_rpc_method_handler(
+                    servicer.View,
+                    request_deserializer=proto_dot_questions__pb2.ViewRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.ViewReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -549,6 +567,33 @@ class Questions:
             '/hanse.questions.v1.Questions/Health',
             proto_dot_questions__pb2.HealthRequest.SerializeToString,
             proto_dot_questions__pb2.HealthReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def View(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/View',
+            proto_dot_questions__pb2.ViewRequest.SerializeToString,
+            proto_dot_questions__pb2.ViewReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,7 @@ class QuestionsStub:
     """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search."""
     StreamAnswer: _grpc.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]
     """Scope ask. The same answer while it is written, statement by statement, each once it was
-    checked; an answer that is there at once comes in one part.
+    checked; an answer that is there at once comes in one part. Passages as of Ask.
     """
     Search: _grpc.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]
     """Scope search."""
@@ -72,6 +72,10 @@ class QuestionsStub:
     """Any token: what it is for."""
     Health: _grpc.UnaryUnaryMultiCallable[_questions_pb2.HealthRequest, _questions_pb2.HealthReply]
     """No token. Whether questions can be answered now."""
+    View: _grpc.UnaryUnaryMultiCallable[_questions_pb2.ViewRequest, _questions_pb2.ViewReply]
+    """Scope view. How the site, its peers, its rounds and its curve are, as fedctl shows them: no word
+    of a document, a question or a token. It changes nothing, and is not recorded.
+    """
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _questions_pb2.FiguresReply]
     """Numbers for monitoring, and no words. Without a token for whoever may open the socket; one that
     is given must have the scope metrics.
@@ -84,7 +88,7 @@ class QuestionsAsyncStub(QuestionsStub):
     """Scope ask. The passages that control.proto's has beside the answer are for a token of scope search."""
     StreamAnswer: _aio.UnaryStreamMultiCallable[_control_pb2.AskRequest, _questions_pb2.AnswerPart]  # type: ignore[assignment]
     """Scope ask. The same answer while it is written, statement by statement, each once it was
-    checked; an answer that is there at once comes in one part.
+    checked; an answer that is there at once comes in one part. Passages as of Ask.
     """
     Search: _aio.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]  # type: ignore[assignment]
     """Scope search."""
@@ -108,6 +112,10 @@ class QuestionsAsyncStub(QuestionsStub):
     """Any token: what it is for."""
     Health: _aio.UnaryUnaryMultiCallable[_questions_pb2.HealthRequest, _questions_pb2.HealthReply]  # type: ignore[assignment]
     """No token. Whether questions can be answered now."""
+    View: _aio.UnaryUnaryMultiCallable[_questions_pb2.ViewRequest, _questions_pb2.ViewReply]  # type: ignore[assignment]
+    """Scope view. How the site, its peers, its rounds and its curve are, as fedctl shows them: no word
+    of a document, a question or a token. It changes nothing, and is not recorded.
+    """
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _questions_pb2.FiguresReply]  # type: ignore[assignment]
     """Numbers for monitoring, and no words. Without a token for whoever may open the socket; one that
     is given must have the scope metrics.
@@ -129,7 +137,7 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_questions_pb2.AnswerPart], _abc.AsyncIterator[_questions_pb2.AnswerPart]]:
         """Scope ask. The same answer while it is written, statement by statement, each once it was
-        checked; an answer that is there at once comes in one part.
+        checked; an answer that is there at once comes in one part. Passages as of Ask.
         """
 
     @_abc_1.abstractmethod
@@ -207,6 +215,16 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_questions_pb2.HealthReply, _abc.Awaitable[_questions_pb2.HealthReply]]:
         """No token. Whether questions can be answered now."""
+
+    @_abc_1.abstractmethod
+    def View(
+        self,
+        request: _questions_pb2.ViewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_questions_pb2.ViewReply, _abc.Awaitable[_questions_pb2.ViewReply]]:
+        """Scope view. How the site, its peers, its rounds and its curve are, as fedctl shows them: no word
+        of a document, a question or a token. It changes nothing, and is not recorded.
+        """
 
     @_abc_1.abstractmethod
     def Status(

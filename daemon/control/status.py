@@ -89,12 +89,7 @@ class StatusCalls(Calls):
             audit_head=audit_head,
             authority_expires_unix_s=_unix_s(driver.trust.not_after),
             warnings=[
-                *self._broken(),
-                *warnings(expiries(driver.identity, driver.trust, seen)),
-                *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
-                *other_retriever(driver.protocol, around.coming),
-                *shut_out(driver.identity.site_id, driver.manifest, seen),
-                *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
+                *self.federation_warnings(),
                 *driver.collection.warnings,
                 *around.services.folders.warnings,
                 *await waiting_for_ocr(counts.waiting),
@@ -108,6 +103,19 @@ class StatusCalls(Calls):
             passages_embedded=driver.collection.embedded_of(waiting),
             counted=metrics.counts(),
         )
+
+    def federation_warnings(self) -> list[str]:
+        """What a person should look at that is no matter of documents."""
+        driver = self._driver
+        seen = driver.transport.statistics()
+        return [
+            *self._broken(),
+            *warnings(expiries(driver.identity, driver.trust, seen)),
+            *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
+            *other_retriever(driver.protocol, self._around.coming),
+            *shut_out(driver.identity.site_id, driver.manifest, seen),
+            *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
+        ]
 
     def _open_breaks(self) -> list[BreakRecord]:
         """Not acknowledged; the oldest, for whoever can write the log can make it many."""

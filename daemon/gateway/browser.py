@@ -1,14 +1,15 @@
 """The site's pages, for people without any program for it: what a browser asks, and is shown.
 
-Everything works without a script. What is asked is in the body of a form and never in an
-address, which ends in histories and logs.
+Everything works without a script; with it an answer is seen while it is written. What is asked is
+in the body of a form and never in an address, which ends in histories and logs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,9 +22,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from daemon.gateway.conversation import cited_at
-from daemon.gateway.event_stream import while_there
+from daemon.gateway.event_stream import EventStream, event, while_there
 from daemon.gateway.fedd import Fedd, Sent
-from daemon.gateway.pages import session, views
+from daemon.gateway.pages import federation, session, views
 from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_form
 from daemon.gateway.pages.rendering import FILE_HEADERS, Rendering
 from daemon.gateway.refusals import Refusal
@@ -34,6 +35,7 @@ Turn = Callable[[str], AbstractContextManager[None]]
 ReadBody = Callable[[Request], Awaitable[bytes]]
 
 _DPI: Final = 110  # of a page's image: A4 in 910 x 1290 pixels, which can be read
+_ROUNDS: Final = 100  # the newest, of which a look-on shows the curve
 _PIECE: Final = 64 << 10  # bytes; each has its time to be taken
 _OTHER_PATHS: Final = ("/v1/", "/health", "/metrics")
 _WAY_BACK: Final = re.compile(r"/source\?[\w.~%&=+-]{1,4000}", re.ASCII)
@@ -60,13 +62,15 @@ class Person:
     searches: bool
     downloads: bool
     proposes: bool
+    views: bool
 
     @classmethod
     def of(cls, credential: str, who: WhoamiReply) -> Person:
         """As fedd says of a credential."""
         scopes = set(who.scopes)
         until = datetime.fromtimestamp(who.expires_unix_s, UTC).date().isoformat()
-        may = (one in scopes for one in ("ask", "search", "originals", "propose"))
+        scopes_in_turn = ("ask", "search", "originals", "propose", "view")
+        may = (one in scopes for one in scopes_in_turn)
         return cls(credential, who.site, who.name, until, *may)
 
 
@@ -87,16 +91,18 @@ class Pages:
             Route("/sign-in", self.sign_in, methods=["POST"]),
             Route("/sign-out", self.sign_out, methods=["POST"]),
             Route("/ask", self.ask, methods=["POST"]),
+            Route("/ask/stream", self.stream, methods=["POST"]),
             Route("/search", self.search_page, methods=["GET"]),
             Route("/search", self.search, methods=["POST"]),
             Route("/propose", self.propose, methods=["POST"]),
+            Route("/federation", self.federation, methods=["GET"]),
             Route("/source", self.source, methods=["GET"]),
             Route("/source/page", self.page_image, methods=["GET"]),
             Route("/source/original", self.original, methods=["GET"]),
             Route(f"{self._rendering.folder}/{{name}}", self.static, methods=["GET"]),
             *(
                 Route(path, self.home_instead, methods=["GET"])
-                for path in ("/ask", "/propose", "/sign-in", "/sign-out")
+                for path in ("/ask", "/ask/stream", "/propose", "/sign-in", "/sign-out")
             ),
         ]
 
@@ -111,10 +117,12 @@ class Pages:
     def refused(self, request: Request, error: Exception) -> Response:
         """A page that says why there is no other, and what to do."""
         if not isinstance(error, HTTPException):
-            cause = "the gateway failed at this; its log says where"
-            return self._problem(500, cause)
+            error = Refusal(500, "the gateway failed at this; its log says where")
         if error.status_code == 401:
             return self._signed_out(request, error.detail)
+        person = getattr(request.state, "asks", None)
+        if person is not None and error.status_code != 403:
+            return self._ask_page(person, request.state.question, refusal=error)
         cause = "there is no such page here" if error.detail == "Not Found" else error.detail
         page = self._problem(error.status_code, cause)
         page.headers.update(error.headers or {})
@@ -131,7 +139,9 @@ class Pages:
             return self._ask_page(person)
         if person.searches:
             return RedirectResponse("/search", 303)
-        cause = f"the token {person.name!r} is for neither asking nor searching"
+        if person.views:
+            return RedirectResponse("/federation", 303)
+        cause = f"the token {person.name!r} is for neither asking nor searching nor looking on"
         return self._problem(403, cause, person)
 
     async def home_instead(self, _request: Request) -> Response:
@@ -141,12 +151,16 @@ class Pages:
     async def sign_in(self, request: Request) -> Response:
         """The browser keeps the token, if it is one."""
         told = await self._form(request)
+        request.state.question = question = told.get("question", "")
         token = session.token_in(told.get("token", ""))
         if not token:
             raise Refusal(401, "this is no token: paste all of it, and nothing else")
-        await self._fedd.whoami(f"Bearer {token}")
+        credential = f"Bearer {token}"
+        person = Person.of(credential, await self._fedd.whoami(credential))
         to = told.get("to", "")
-        reply = RedirectResponse(to if _WAY_BACK.fullmatch(to) else "/", 303)
+        reply: Response = RedirectResponse(to if _WAY_BACK.fullmatch(to) else "/", 303)
+        if question and person.asks:  # which was refused for the token before
+            reply = self._ask_page(person, question)
         session.sign_in(request, reply, token)
         return reply
 
@@ -161,17 +175,31 @@ class Pages:
 
     async def ask(self, request: Request) -> Response:
         """An answer with its citations; what was asked stays in its field."""
-        told = await self._form(request)
-        person, question = await self._person(request), told.get("question", "")
-        try:
-            with self._turn(person.credential):
-                work = self._fedd.ask(question, person.credential)
-                reply = await while_there(request.receive, work)
-        except Refusal as refusal:
-            if refusal.status_code in (401, 403):
-                raise
-            return self._ask_page(person, question, refusal=refusal)
+        person, question = await self._asked(request)
+        with self._turn(person.credential):
+            work = self._fedd.ask(question, person.credential)
+            reply = await while_there(request.receive, work)
         return self._ask_page(person, question, reply)
+
+    async def stream(self, request: Request) -> Response:
+        """The same, for our script: the answer's text as it is written, then the page of `ask`."""
+        person, question = await self._asked(request)
+
+        def ended_by(error: Exception) -> bytes:
+            return _page_event(self.refused(request, error))
+
+        return EventStream(self._parts(person, question), ended_by)
+
+    async def _parts(self, person: Person, question: str) -> AsyncGenerator[bytes, None]:
+        begun = False
+        with self._turn(person.credential):
+            async with aclosing(self._fedd.stream(question, person.credential)) as parts:
+                async for part in parts:
+                    if part.HasField("whole"):
+                        yield _page_event(self._ask_page(person, question, part.whole, begun=begun))
+                        return
+                    begun = True
+                    yield event({"text": part.text})
 
     async def search_page(self, request: Request) -> Response:
         """Where one searches."""
@@ -213,6 +241,17 @@ class Pages:
             await self._fedd.propose(wanted, person.credential)
         return self._rendering.page(
             "noted.html", 200, person=person, here="", answers=wanted.answers
+        )
+
+    # ---- the federation ----------------------------------------------------------
+
+    async def federation(self, request: Request) -> Response:
+        """What is running, the rounds, the peers, the curve: for who looks on."""
+        person = await self._person(request)
+        reply = await self._fedd.view(_ROUNDS, person.credential)
+        told = federation.shown(reply, time.time())
+        return self._rendering.page(
+            "federation.html", 200, here="federation", person=person, seen=told
         )
 
     # ---- sources -----------------------------------------------------------------
@@ -262,8 +301,11 @@ class Pages:
         person: Person,
         question: str = "",
         reply: AskReply | None = None,
-        refusal: Refusal | None = None,
+        refusal: HTTPException | None = None,
+        *,
+        begun: bool = False,
     ) -> Response:
+        """``begun``: of the answer some was sent while it was written."""
         told: dict[str, Any] = {"sources": [], "passages": [], "runs": []}
         if reply is not None:
             cited = [one["url_citation"] for one in cited_at(reply)]
@@ -280,6 +322,7 @@ class Pages:
             person=person,
             question=question,
             reply=reply,
+            begun=begun,
             cause="" if refusal is None else refusal.detail,
             **told,
         )
@@ -362,6 +405,12 @@ class Pages:
         except FormError as error:
             raise Refusal(400, str(error)) from None
 
+    async def _asked(self, request: Request) -> tuple[Person, str]:
+        """Who asks what; kept with the request, so that no refusal loses a question."""
+        request.state.question = (await self._form(request)).get("question", "")
+        request.state.asks = await self._person(request)
+        return request.state.asks, request.state.question
+
     async def _person(self, request: Request) -> Person:
         """Who is signed in; Refusal where nobody is, or fedd refuses their token."""
         credential = session.credential_of(request)
@@ -377,14 +426,24 @@ def _check_own_page(request: Request) -> None:
 
 
 def _signing_in(request: Request, cause: str) -> dict[str, Any]:
-    """What the page to sign in is made of: where it leads to, if a link of ours was followed."""
+    """What the page to sign in is made of: where it leads to, if a link of ours was followed.
+
+    A question that was asked meanwhile stays in it.
+    """
     to = f"{request.url.path}?{request.url.query}" if request.method == "GET" else ""
     to = to if _WAY_BACK.fullmatch(to) else ""
     again = to if session.came_from_elsewhere(request) else ""
-    return {"person": None, "here": "", "cause": cause, "to": to, "again": again}
+    question = getattr(request.state, "question", "")
+    told = {"cause": cause, "to": to, "again": again, "question": question}
+    return {"person": None, "here": "", **told}
 
 
-def _with_headers_of(refusal: Refusal | None, page: Response) -> Response:
+def _page_event(page: Response) -> bytes:
+    """The last event of a stream."""
+    return event({"page": str(page.body, "utf-8")})
+
+
+def _with_headers_of(refusal: HTTPException | None, page: Response) -> Response:
     if refusal is not None:
         page.headers.update(refusal.headers or {})
     return page

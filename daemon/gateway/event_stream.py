@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -55,18 +55,29 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+def openai_error(error: Exception) -> bytes:
+    """What ends a stream, as OpenAI's clients read it."""
+    return event({"error": error_of(error)}) + event(END)
+
+
 class EventStream(Response):
     """Events as they come, and signs of life between them; who hangs up ends what makes them.
 
-    What is refused at once is refused with its status; later, with an event of OpenAI's form.
+    What is refused at once is refused with its status; later, with an event that says so.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        ended_by: Callable[[Exception], bytes] = openai_error,
+    ) -> None:
+        """``ended_by``: the last event of a stream that has begun and fails."""
         super().__init__(headers={"x-accel-buffering": "no"})  # nginx would wait for the end
         del self.headers["content-length"]
         self._events = events
+        self._ended_by = ended_by
         self._begun = False
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +94,7 @@ class EventStream(Response):
                 raise
             if not isinstance(error, Refusal):  # without what it says, as in application.Guarded
                 log.error("a stream failed", kind=type(error).__name__)  # noqa: TRY400
-            await self._send(send, event({"error": error_of(error)}) + event(END))
+            await self._send(send, self._ended_by(error))
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_events(self, send: Send) -> None:

@@ -159,6 +159,12 @@ class Fedd:
         call = self._stub.Whoami(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
         return await _said(call)
 
+    async def view(self, rounds: int, token: str) -> questions.ViewReply:
+        """How the site and its federation are; of so many of the newest rounds."""
+        request = questions.ViewRequest(rounds=rounds)
+        call = self._stub.View(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
     async def answers(self) -> bool:
         """Whether questions can be answered now."""
         call = self._stub.Health(questions.HealthRequest(), timeout=_TELL_WITHIN_S)

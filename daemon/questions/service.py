@@ -29,6 +29,7 @@ from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
 from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
+from daemon.questions.view import seen_by_an_operator
 from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
@@ -64,9 +65,11 @@ class QuestionsService(rpc.QuestionsServicer):
         self, request: control.AskRequest, context: Context
     ) -> AsyncIterator[questions.AnswerPart]:
         """The same answer as it is written."""
-        token = await self._credentials.of(context, "ask", "ask")
+        bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context):
-            async for part in _AnsweringTo(self._around, token).parts(request, context):
+            async for part in _AnsweringTo(self._around, bearer).parts(request, context):
+                if part.HasField("whole") and "search" not in bearer.token.scopes:
+                    del part.whole.passages[:]
                 yield part
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
@@ -133,6 +136,11 @@ class QuestionsService(rpc.QuestionsServicer):
             collections=token.collections or (),
             all_documents=token.collections is None,
         )
+
+    async def View(self, request: questions.ViewRequest, context: Context) -> questions.ViewReply:
+        """How the site and its federation are."""
+        await self._credentials.of(context, "view", "view")
+        return await seen_by_an_operator(self._around, request, context)
 
     async def Health(
         self, _request: questions.HealthRequest, _context: Context
@@ -231,7 +239,6 @@ class _AnsweringTo(ControlService):
             else:
                 reply = await work
                 if reply.answer.startswith(sent):
-                    del reply.passages[:]
                     yield questions.AnswerPart(whole=reply)
                     return
         # What answered died under it, and a fresh one answers otherwise.

@@ -33,6 +33,13 @@ class ProgressBoard:
         """Phase of the round under way at this site; idle when none."""
         return self._state.phase
 
+    @property
+    def now(self) -> control.TrainingProgress:
+        """The state as it is; a copy."""
+        snapshot = control.TrainingProgress()
+        snapshot.CopyFrom(self._state)
+        return snapshot
+
     def phase(self, effect: do.Progress, target_round: int, head_round: int) -> None:
         """The protocol went on."""
         if self.attempts is not None:
@@ -80,8 +87,7 @@ class ProgressBoard:
 
     def _publish(self) -> None:
         self._state.bytes_sent, self._state.bytes_received = self._traffic()
-        snapshot = control.TrainingProgress()
-        snapshot.CopyFrom(self._state)
+        snapshot = self.now
         for queue in self._watchers:
             if queue.full():
                 queue.get_nowait()
@@ -95,8 +101,7 @@ class ProgressBoard:
         queue: asyncio.Queue[control.TrainingProgress] = asyncio.Queue(_WAITING_AT_MOST)
         self._watchers.add(queue)
         try:
-            first = control.TrainingProgress()
-            first.CopyFrom(self._state)
+            first = self.now
             yield first
             while not first.finished:
                 first = await queue.get()

@@ -100,6 +100,7 @@ Action = Literal[
     "stop-training",
     "train",
     "unblock-person",
+    "view",
     "vote",
 ]
 """What an entry can be of, beside `TORN`, `BROKEN` and `SEVERAL`; docs/fedctl.md has rows."""

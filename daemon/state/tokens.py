@@ -366,9 +366,10 @@ def _names(collections: Sequence[str]) -> tuple[str, ...]:
 
 
 def _agree(scopes: Sequence[str], collections: tuple[str, ...] | None) -> None:
-    """The site's figures count all documents: they are not for who may ask of some."""
-    if collections is not None and "metrics" in scopes:
+    """The site's figures and curve are of all documents: not for who may ask of some."""
+    wide = [one for one in ("metrics", "view") if one in scopes]
+    if collections is not None and wide:
         raise TokenRefused(
             "figures are of all documents, so a token for some collections can't have the scope "
-            "metrics: make one of its own for that"
+            f"{wide[0]}: make one of its own for that"
         )

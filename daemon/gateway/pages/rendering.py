@@ -15,11 +15,13 @@ _KINDS: Final = {
     "icon.svg": "image/svg+xml",
 }
 # Nothing but what comes from here by its name: no script or style in a page, no other host, no
-# frame, no form to elsewhere. So a title that got past the escaping would still be nothing.
+# frame, no form to elsewhere. So a title that got past the escaping would still be nothing. Of
+# strings a script makes HTML in one place alone, page.js's policy `page` (Trusted Types).
 _PAGE_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types page"
     ),
     # With no-referrer a browser would say with our own forms that they are from nowhere.
     "referrer-policy": "same-origin",

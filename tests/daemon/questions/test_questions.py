@@ -64,9 +64,10 @@ CALLS: dict[str, tuple[Any, str, str]] = {
         "propose",
     ),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed", "embed"),
+    "View": (questions.ViewRequest(rounds=20), "view", "view"),
     "Whoami": (questions.WhoamiRequest(), "", ""),
 }
-EVERY = ["ask", "search", "originals", "propose", "embed", "metrics"]
+EVERY = ["ask", "search", "originals", "propose", "embed", "metrics", "view"]
 
 
 class Shelf:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -13,7 +14,9 @@ from reportlab.pdfgen.canvas import Canvas
 
 from daemon.fedctl.transfer.sending import Naming, send
 from tests.daemon.gateway.gates import Gate, gateway, listening
+from tests.daemon.gateway.pages.browsers import launched
 from tests.daemon.library.readers.pdf_files import heading, lines, made
+from tests.daemon.process.model_server import ModelServer, writing
 from tests.support.federation import LiveFederation
 
 MANUAL = "deck/manual.pdf"
@@ -48,13 +51,34 @@ def files_in(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="package")
+def model() -> Iterator[ModelServer]:
+    """What writes answers; it finds none, so that sentences of documents stand in."""
+    with writing(_finds_nothing) as server:
+        yield server
+
+
+def _finds_nothing(_prompt: str) -> list[str]:
+    return ["Nothing of all this says so."]
+
+
+@pytest.fixture
+def written(model: ModelServer) -> Iterator[ModelServer]:
+    """The same for one test, which says what it writes and when."""
+    model.asked.clear()
+    yield model
+    model.script = _finds_nothing
+    model.let()
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def gate(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gate]:
+async def gate(tmp_path_factory: pytest.TempPathFactory, model: ModelServer) -> AsyncIterator[Gate]:
     """A site that keeps files, and says when its documents do not answer."""
     root = tmp_path_factory.mktemp("pages")
-    tables = listening() | {
+    asked = {"generator": "openai", "language_model": f"{model.url}#m", "answer_within_s": 100.0}
+    tables = listening(requests=4) | {
         "library": {"keep_originals": True},
-        "retrieval": {"lost_answers": 0.05},
+        "retrieval": {"lost_answers": 0.05, **asked},
     }
     async with AsyncExitStack() as stack:
         live = await stack.enter_async_context(
@@ -66,6 +90,13 @@ async def gate(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gate]:
         sent = await send(site.stub, [folder], lambda _: None, Naming("deck/"))
         assert not sent.problems
         yield await stack.enter_async_context(gateway(site))
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def chromium() -> AsyncIterator[Any]:
+    """One browser for all of these."""
+    async with launched() as browser:
+        yield browser
 
 
 def browsing(gate: Gate, token: str) -> httpx.AsyncClient:

@@ -1,87 +1,32 @@
-"""The pages in a real browser, Debian's Chromium: by mouse, by keyboard alone, without scripts.
-
-Skipped where there is no Chromium, or what drives it (extra `dev`) is not installed.
-"""
+"""The pages in a real browser, Debian's Chromium: by mouse, by keyboard alone, without scripts."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from proto import control_pb2 as control
 from tests.daemon.gateway.gates import Gate
+from tests.daemon.gateway.pages.browsers import (
+    NEEDS_CHROMIUM,
+    Page,
+    ask,
+    check_accessible,
+    followed,
+    opened,
+    sign_in,
+)
 from tests.daemon.gateway.pages.conftest import KEEL, MANUAL, RUST
 
-playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-AXE = files("axe_playwright_python") / "axe.min.js"
 NOT_ANSWERED = "capital of mongolia"
 pytestmark = [
     pytest.mark.federation,
     pytest.mark.asyncio(loop_scope="package"),
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed"),
+    NEEDS_CHROMIUM,
 ]
-Page = Any  # of playwright, which need not be there
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def chromium() -> AsyncIterator[Any]:
-    """A browser with an empty profile, which asks nobody for anything of its own."""
-    words = (
-        *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    )
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=words)
-        yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def opened(chromium: Any, gate: Gate, **options: Any) -> AsyncIterator[Page]:
-    """A new person's page. Whatever it loads is of the gateway, and its policy refuses nothing."""
-    context = await chromium.new_context(base_url=gate.url, **options)
-    asked, told = list[str](), list[str]()
-    context.on("request", lambda request: asked.append(request.url))
-    context.on("console", lambda message: told.append(message.text))
-    page = await context.new_page()
-    await page.goto("/")
-    try:
-        yield page
-    finally:
-        await context.close()
-    assert [one for one in asked if not one.startswith(gate.url)] == []
-    assert [one for one in told if "Content Security Policy" in one] == []
-
-
-async def sign_in(page: Page, token: str) -> None:
-    await page.get_by_label("Token", exact=True).fill(token)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.get_by_role("button", name="Sign out").wait_for()
-
-
-async def ask(page: Page, question: str) -> None:
-    await page.get_by_label("Your question").fill(question)
-    await page.get_by_role("button", name="Ask").click()
-    await page.locator("#answer").wait_for()
-
-
-async def followed(page: Page, link: Any) -> Page:
-    """The tab that a link opens."""
-    async with page.context.expect_page() as coming:
-        await link.click()
-    tab = await coming.value
-    await tab.wait_for_load_state()
-    return tab
 
 
 async def sees_the_sentence(source: Page) -> None:
@@ -115,11 +60,11 @@ async def test_a_person_asks_and_opens_what_is_cited(
         await ask(page, KEEL)
         assert RUST in await page.locator("#answer").inner_text()
         assert await page.get_by_label("Your question").input_value() == KEEL
-        assert page.url == f"{gate.url}/ask"
+        assert page.url == f"{gate.url}/{'' if scripts else 'ask'}"
         assert "jetty" not in await page.title()
         await page.locator("#answer .cite").first.click()
         cited = page.locator("#source-1")
-        assert page.url.endswith("/ask#source-1")
+        assert page.url.endswith(f"/{'' if scripts else 'ask'}#source-1")
         assert [" ".join(one.split()) for one in await cited.locator("mark").all_inner_texts()] == [
             RUST
         ]
@@ -262,35 +207,17 @@ async def test_a_question_is_sent_once_and_may_have_lines(gate: Gate, chromium: 
         await page.keyboard.type("anchor")
         await page.keyboard.press("Shift+Enter")
         await page.keyboard.type("winch")
-        async with page.expect_response("**/ask"):
+        async with page.expect_response("**/ask/stream"):
             await page.evaluate(
                 "() => { const form = document.querySelector('form.ask');"
                 " form.requestSubmit(); form.requestSubmit(); }"
             )
         await page.locator("#answer").wait_for()
         assert await page.get_by_label("Your question").input_value() == "anchor\nwinch"
-        assert sent == [f"{gate.url}/ask"]
+        assert sent == [f"{gate.url}/ask/stream"]
 
 
 # ---- for everybody -----------------------------------------------------------------
-
-
-async def check_accessible(page: Page, what: str) -> None:
-    """axe-core finds nothing, in light and dark, on a wide and on a narrow screen."""
-    await page.evaluate(await asyncio.to_thread(AXE.read_text))
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        for width in (1280, 400):
-            await page.set_viewport_size({"width": width, "height": 900})
-            found = await page.evaluate("axe.run()")
-            assert len(found["passes"]) > 10
-            wrong = [
-                (one["id"], [(node["html"], node["failureSummary"]) for node in one["nodes"]])
-                for one in found["violations"]
-            ]
-            assert not wrong, f"{what}, {scheme}, {width} px"
-            wide = await page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, f"{what} is wider than a screen of {width} px"
 
 
 async def test_axe_finds_nothing_on_any_page(gate: Gate, chromium: Any) -> None:
