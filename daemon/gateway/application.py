@@ -7,12 +7,14 @@ gateway itself: of strangers' bytes, of slow ones, and of too many at once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
+import os
 import re
 import traceback
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
@@ -42,6 +44,7 @@ log = structlog.get_logger()
 _BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have one in memory
 _DROPPED_BYTES: Final = 16 << 20
 _BODY_S: Final = 15.0
+_TOKENS: Final = 1000  # as many as a site has
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
 _TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,8192}")
 _ASKS_FOR: Final = re.compile(rb"[\x21-\x7e]{1,4096}")
@@ -63,6 +66,8 @@ class Gateway:
         self._fedd = fedd
         self._most = requests
         self._under_way = Counter[str]()  # of each token
+        # Tokens that fedd has let in, to be known again and not to be read.
+        self._key, self._of_this_site = os.urandom(32), set[bytes]()
         self._pages = Pages(fedd, self._in_turn, body_of)
 
     def application(self) -> ASGIApp:
@@ -111,7 +116,7 @@ class Gateway:
         if asked.stream:
             usage = asked.stream_options is not None and asked.stream_options.include_usage
             return EventStream(self._events(said, token, usage=usage))
-        with self._in_turn(token):
+        async with self._admitted(token):
             reply = await while_there(request.receive, self._reply(said, token))
         return JSONResponse(openai_api.Completion(question_of(said)).whole(reply))
 
@@ -126,7 +131,7 @@ class Gateway:
     ) -> AsyncGenerator[bytes, None]:
         """The answer as it comes; its turn lasts until it is read, or somebody hangs up."""
         completion = openai_api.Completion(question_of(said))
-        with self._in_turn(token):
+        async with self._admitted(token):
             if is_chore(said):
                 reply = await self._reply(said, token)
                 yield b"".join([completion.begin(), *completion.rest(reply, usage=usage)])
@@ -145,7 +150,7 @@ class Gateway:
         token = token_of(request)
         body = await body_of(request)
         asked = openai_api.parsed(openai_api.EmbeddingsRequest, body, openai_api.EMBEDDING)
-        with self._in_turn(token):
+        async with self._admitted(token):
             reply = await while_there(request.receive, self._fedd.embed(asked.texts(), token))
         return JSONResponse(openai_api.embeddings(asked, reply))
 
@@ -153,7 +158,7 @@ class Gateway:
         """Passages for a question, for scripts."""
         token = token_of(request)
         asked = site_api.parsed(site_api.Search, await body_of(request))
-        with self._in_turn(token):
+        async with self._admitted(token):
             wanted = self._fedd.search(control.SearchRequest(**asked.model_dump()), token)
             reply = await while_there(request.receive, wanted)
         return JSONResponse(site_api.found_in(reply).model_dump(mode="json"))
@@ -183,6 +188,32 @@ class Gateway:
         asker = api.Asker(self._fedd, token, scopes, partial(self._in_turn, token))
         answer: Response = await while_there(request.receive, api.answered(request, body, asker))
         return answer
+
+    @asynccontextmanager
+    async def _admitted(self, token: str) -> AsyncIterator[None]:
+        """As `_in_turn`, for a token of this site; with any other fedd refuses what is asked.
+
+        That takes it a moment, and no turn: those who make tokens up would have them all.
+        """
+        if await self._is_of_this_site(token):
+            with self._in_turn(token):
+                yield
+        else:
+            yield
+
+    async def _is_of_this_site(self, token: str) -> bool:
+        digest = hashlib.blake2b(token.encode(), key=self._key).digest()
+        if digest not in self._of_this_site:
+            try:
+                await self._fedd.whoami(token)
+            except Refusal as refusal:
+                if refusal.status_code != 401:
+                    raise
+                return False
+            if len(self._of_this_site) >= _TOKENS:
+                self._of_this_site.clear()
+            self._of_this_site.add(digest)
+        return True
 
     @contextmanager
     def _in_turn(self, token: str) -> Iterator[None]:

@@ -10,8 +10,8 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import math
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -55,7 +55,7 @@ class QuestionsService(rpc.QuestionsServicer):
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """An answer with citations; the passages beside it are what `Search` is for."""
         bearer = await self._credentials.of(context, "ask", "ask")
-        async with self._turn(context):
+        async with self._turn(context, bearer):
             reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
         if not bearer.token.sees_what_it_asks_of:
             del reply.passages[:]
@@ -64,18 +64,18 @@ class QuestionsService(rpc.QuestionsServicer):
     async def StreamAnswer(
         self, request: control.AskRequest, context: Context
     ) -> AsyncIterator[questions.AnswerPart]:
-        """The same answer as it is written."""
+        """The same answer as it is written; who takes their time to read it keeps no turn."""
         bearer = await self._credentials.of(context, "ask", "ask")
-        async with self._turn(context):
-            async for part in _AnsweringTo(self._around, bearer).parts(request, context):
-                if part.HasField("whole") and "search" not in bearer.token.scopes:
-                    del part.whole.passages[:]
-                yield part
+        turn = partial(self._turn, context, bearer)
+        async for part in _AnsweringTo(self._around, bearer).parts(request, context, turn):
+            if part.HasField("whole") and not bearer.token.sees_what_it_asks_of:
+                del part.whole.passages[:]
+            yield part
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
         """Passages for a question."""
         token = await self._credentials.of(context, "search", "search")
-        async with self._turn(context):
+        async with self._turn(context, token):
             return await _AnsweringTo(self._around, token).Search(request, context)
 
     async def Passage(
@@ -120,7 +120,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> questions.EmbedReply:
         """Texts as vectors of the version that answers."""
         token = await self._credentials.of(context, "embed", "embed")
-        async with self._turn(context):
+        async with self._turn(context, token):
             return await _AnsweringTo(self._around, token).embed(request, context)
 
     async def Whoami(
@@ -159,10 +159,10 @@ class QuestionsService(rpc.QuestionsServicer):
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
 
     @asynccontextmanager
-    async def _turn(self, context: Context) -> AsyncIterator[None]:
+    async def _turn(self, context: Context, bearer: Bearer) -> AsyncIterator[None]:
         """One of those that wait for an answer; the call ends here where these are too many."""
         try:
-            with self._turns.one():
+            async with self._turns.one(bearer.name):
                 yield
         except TooManyError as error:
             hint = ((RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))),)
@@ -221,12 +221,19 @@ class _AnsweringTo(ControlService):
         return self._rights()
 
     async def parts(
-        self, request: control.AskRequest, context: Context
+        self,
+        request: control.AskRequest,
+        context: Context,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
     ) -> AsyncIterator[questions.AnswerPart]:
-        """What is certain of the answer, piece by piece, then all of it."""
+        """What is certain of the answer, piece by piece, then all of it.
 
-        def begin(tell: Listener) -> Coroutine[Any, Any, control.AskReply]:
-            return self._asked(request, context, tell)
+        ``turn``: in which it is made.
+        """
+
+        async def begin(tell: Listener) -> control.AskReply:
+            async with turn():
+                return await self._asked(request, context, tell)
 
         sent = ""
         async with watched(begin, AnswerSoFar) as (steps, work):

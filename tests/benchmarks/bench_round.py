@@ -96,7 +96,7 @@ def plain_averaging(rounds: int) -> float:
 # ---- memory -----------------------------------------------------------------------
 
 
-def _memory(pid: int) -> tuple[int, int]:
+def memory(pid: int) -> tuple[int, int]:
     """Bytes of memory of a daemon's processes together, and the sum of their resident sizes."""
     daemon = psutil.Process(pid)
     anonymous = resident = 0
@@ -131,9 +131,9 @@ async def _measure(work: Path) -> dict[str, float]:
             with site.settings.open("a") as file:
                 file.write("\n[training]\nlocal_epochs = 0\n")
         async with demo_sites.running(sites) as daemons:
-            await _until_connected(sites)
+            await until_connected(sites)
             alone = [psutil.Process(d.process.pid).memory_info().rss for d in daemons]
-            idle = [_memory(d.process.pid) for d in daemons]
+            idle = [memory(d.process.pid) for d in daemons]
             for site, corpus in zip(sites, corpora, strict=True):
                 async with connected(site.socket) as stub:
                     await send(stub, list(corpus.files), lambda _: None)
@@ -141,7 +141,7 @@ async def _measure(work: Path) -> dict[str, float]:
                 moments = await _rounds(stub, {}, ROUNDS + 1)
                 exchanged = await stub.Status(control.StatusRequest())
                 await _rounds(stub, {"local_epochs": 4}, TRAINED_ROUNDS)
-            trained = [_memory(d.process.pid) for d in daemons]
+            trained = [memory(d.process.pid) for d in daemons]
             lags = []
             for site in sites:
                 async with connected(site.socket) as stub:
@@ -160,7 +160,7 @@ async def _measure(work: Path) -> dict[str, float]:
     }
 
 
-async def _until_connected(sites: list[demo_sites.DemoSite]) -> None:
+async def until_connected(sites: list[demo_sites.DemoSite]) -> None:
     async with asyncio.timeout(120):
         for site in sites:
             while True:

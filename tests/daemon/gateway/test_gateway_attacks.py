@@ -221,6 +221,7 @@ async def test_headers_have_their_bound(gate: Gate, header: bytes) -> None:
 async def test_one_question_too_many_is_told_when_to_come_again(gate: Gate) -> None:
     token = await gate.token("ask")
     words = ("-H", f"Authorization: Bearer {token}", "-d", CHAT)
+    assert (await curl(gate, "/v1/chat/completions", *words))[0] == 200  # it is known from now on
     gate.site.process.send_signal(signal.SIGSTOP)
     try:
         waiting = {
@@ -257,6 +258,25 @@ async def test_one_token_takes_half_of_the_turns_at_most() -> None:
     with gateway._in_turn("one"):
         pass
     await fedd.close()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_made_up_tokens_take_nobody_s_turn(gate: Gate, stream: bool) -> None:
+    """They are refused at once, however many come: the one turn stays for who has a token."""
+    said = {"model": "hanse", "messages": asking(WINCH), "stream": stream}
+    body = json.dumps(said).encode()
+
+    def strangers(many: int) -> list[asyncio.Task[bytes]]:
+        tokens = (f"Authorization: Bearer hanse_{number}" for number in range(many))
+        sent = (post("/v1/chat/completions", body, one) for one in tokens)
+        return [asyncio.create_task(gate.raw(one)) for one in sent]
+
+    own = f"Authorization: Bearer {await gate.token('ask')}"
+    asked, beside = post("/v1/chat/completions", body, own), strangers(30)
+    for _ in range(3):
+        assert status_of(await gate.raw(asked)) == 200
+        beside += strangers(10)
+    assert {status_of(one) for one in await asyncio.gather(*beside)} == {401}
 
 
 async def test_slow_bodies_take_nobody_s_turn(gate: Gate) -> None:

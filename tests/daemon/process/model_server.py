@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Script = Callable[[str], Sequence[str]]
+Script = Callable[[str], Iterable[str]]
 BREAK = "\x00"  # in the place of a piece: the server falls silent for good
 
 
