@@ -169,9 +169,7 @@ async def test_all_of_it_is_done_by_keyboard_alone(gate: Gate, chromium: Any) ->
         await keys.type(KEEL)
         await keys.press("Enter")
         await page.locator("#answer").wait_for()
-        await tabbed_to(page, "Skip to the content")
-        await keys.press("Enter")
-        await tabbed_to(page, "Source 1")
+        await tabbed_to(page, "Source 1")  # the focus stayed in the field
         await keys.press("Enter")
         assert await page.evaluate("document.activeElement.id") == "source-1"
         await tabbed_to(page, "Deck manual")
@@ -180,6 +178,8 @@ async def test_all_of_it_is_done_by_keyboard_alone(gate: Gate, chromium: Any) ->
         source = await coming.value
         await source.wait_for_load_state()
         await sees_the_sentence(source)
+        await tabbed_to(source, "Skip to the content")
+        await source.keyboard.press("Enter")
         await tabbed_to(source, "Download the original")
         async with source.expect_download() as coming:
             await source.keyboard.press("Enter")
