@@ -42,6 +42,8 @@ RUN = federation.Run(generation=1, run_id="r-1", requested_by="north", target_ro
 class CannedDaemon(ControlServicer):
     """Answers every call, and remembers what it was asked."""
 
+    people_fault = ""  # of the file of people who sign in elsewhere
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.site = "north"
@@ -112,7 +114,6 @@ class CannedDaemon(ControlServicer):
             progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
         ]
         self.personalising = fitting_steps()
-        self.people_fault = ""
 
     def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
