@@ -252,8 +252,12 @@ class LanguageModel:
 def _keep_in_eight_bits(model: Any) -> None:
     # It tells of libraries for other processors that it does not find, which nobody misses.
     logging.getLogger("torchao").setLevel(logging.ERROR)
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise LanguageModelError(
+            "8 bits need torchao: install hanse[eight-bit], or set eight_bit = false"
+        ) from error
     quantize_(model, Int8WeightOnlyConfig())
 
 

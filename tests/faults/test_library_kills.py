@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -156,20 +157,26 @@ def test_what_is_killed_ends_as_what_is_not(
         calm.ingest()
     seconds = time.monotonic() - started
     wanted = calm.contents()
-    chance, dead = random.Random(16), 0
-    for number in range(KILLS):
-        site = new_site(spec, tmp_path / f"site{number}")
+    chance, dead, tries = random.Random(16), 0, 0
+    while dead < KILLS:
+        tries += 1
+        assert tries <= 4 * KILLS, f"{dead} killed in the midst"
+        site = new_site(spec, tmp_path / f"site{tries}")
         if removal:
             site.ingest()
         work = site.remove if removal else site.ingest
-        dead += killed(work, chance.uniform(0, seconds))
+        after = chance.uniform(0, seconds)
+        if killed(work, after):
+            dead += 1
+        else:  # the machine is quicker by now
+            seconds = after
         work()
-        assert site.contents() == wanted, f"kill {number}"
-        assert site.recall() >= 0.95, f"kill {number}"
+        assert site.contents() == wanted, f"kill {tries}"
+        assert site.recall() >= 0.95, f"kill {tries}"
         if removal:
-            assert not holding(b"store 499", site.folder), f"kill {number}"
-    print(f"{dead} of {KILLS} killed in the midst, {seconds:.1f} s undisturbed")
-    assert dead > KILLS // 2
+            assert not holding(b"store 499", site.folder), f"kill {tries}"
+        shutil.rmtree(site.folder)
+    print(f"{dead} killed in the midst, {tries - dead} times it was over before")
 
 
 def holding(words: bytes, folder: Path) -> list[str]:

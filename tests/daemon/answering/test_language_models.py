@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,7 @@ def test_it_copies_the_right_sentence_and_cites_it(folder: Path) -> None:
         assert citation.text == f"{sentence}."
 
 
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao: install hanse[eight-bit]")
 def test_in_eight_bits_it_copies_them_too_in_a_fourth_of_the_memory(folder: Path) -> None:
     whole, small = LanguageModel.load(folder), LanguageModel.load(folder, eight_bit=True)
     assert linear_bytes(small) < 0.3 * linear_bytes(whole)
@@ -266,6 +268,12 @@ def test_in_eight_bits_it_copies_them_too_in_a_fourth_of_the_memory(folder: Path
         given = writing.generate(lesson.question, lesson.passages)
         sentence, _ = lesson.answer.rsplit(" [", 1)
         assert (given.text, given.instead) == (f"{sentence}. [1]", "")
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
+def test_without_what_keeps_eight_bits_it_is_said_how_to_get_it(folder: Path) -> None:
+    with pytest.raises(LanguageModelError, match=r"install hanse\[eight-bit\]"):
+        LanguageModel.load(folder, eight_bit=True)
 
 
 def linear_bytes(model: LanguageModel) -> int:
