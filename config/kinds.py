@@ -17,6 +17,7 @@ from config.recipes import DEFAULT_ENCODER, DEFAULT_RECIPE, PERSONAL, RECIPES
 from proto import bounds
 
 _SITE_ID = re.compile(bounds.of("Signed", "site").pattern)
+_PAGE_URL = re.compile(r"https?://(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]{2,45}\])(?::\d{1,5})?")
 _GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _WRITER_URL = re.compile(
@@ -71,6 +72,15 @@ def _as_bind(value: str) -> str:
 def _as_group(value: str) -> str:
     if _GROUP.fullmatch(value) is None:
         raise _refuse("the name of a group", 'write for example "hanse-admin" or remove the line')
+    return value
+
+
+def _as_page_url(value: str) -> str:
+    if _PAGE_URL.fullmatch(value) is None:
+        raise _refuse(
+            '"https://HOST" or "http://HOST", with a port if need be and without a path',
+            'write for example "https://ask.example.org" or remove the line',
+        )
     return value
 
 
@@ -219,6 +229,7 @@ SocketPath = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_as_socke
 Folders = Annotated[dict[str, Path], BeforeValidator(_as_folders)]
 Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
+PageUrl = Annotated[str, AfterValidator(_as_page_url)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 _PERSONAL_EXAMPLE = f"personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}"

@@ -24,6 +24,7 @@ from config.kinds import (
     LevelName,
     Levels,
     ModeName,
+    PageUrl,
     PersonalName,
     Pooling,
     Prompt,
@@ -117,6 +118,7 @@ class GatewaySettings(Section):
     listen: Bind = "127.0.0.1:8080"
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None
+    url: PageUrl | None = None  # None: citations in programs name passages and open nowhere
     requests: int = Field(16, ge=1, le=1000)
 
 

@@ -94,7 +94,8 @@ class ExtractiveGenerator:
         told: Told | None = None,  # noqa: ARG002  it is all there at once
     ) -> GeneratedAnswer:
         """One to three sentences in reading order, each with its [n] and citation; at once."""
-        candidates = _candidates(passages)
+        found = _candidates(passages)
+        candidates = [one for one in found if _says_something(one, question)] or found
         if not candidates:
             return GeneratedAnswer(NOT_ANSWERED, ())
         scores = self._scores(question, candidates)
@@ -112,6 +113,18 @@ class ExtractiveGenerator:
         weights = np.array([_RANK_WEIGHT**c.rank for c in candidates], dtype=np.float32)
         scores: Float32 = cosines * weights
         return scores
+
+
+def _says_something(one: _Candidate, question: str) -> bool:
+    """Not a row without any value, nor what only announces, nor a title that was asked about."""
+    if one.source.passage.kind == "table":
+        return sum(1 for cell in one.text.split("\t") if cell.strip()) > 1 or "\t" not in one.text
+    if one.text.endswith(":"):
+        return False
+    if one.text.endswith((".", "!", "?", "…", '"', ")", "”", "»")):
+        return True
+    words, asked = (set(_WORD.findall(text.casefold())) for text in (one.text, question))
+    return not words <= asked
 
 
 def sentences_of(passage: Passage) -> list[Sentence]:

@@ -331,7 +331,8 @@ class LibraryCalls(Calls):
                     request.question, request.top_k, told=told, rights=self._rights
                 ),
             )
-            outcome, citations = "answered", len(answered.citations)
+            citations = len(answered.citations)
+            outcome = "answered" if citations else "not answered"
         finally:
             # Owed, if need be: people get their answers from a site whose disk is full, too.
             await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)

@@ -61,9 +61,10 @@ _TLS_ONLY: Final = (b"strict-transport-security", b"max-age=31536000")
 class Gateway:
     """Answers HTTP by asking fedd."""
 
-    def __init__(self, fedd: Fedd, requests: int) -> None:
-        """``requests``: so many may wait for fedd at once."""
+    def __init__(self, fedd: Fedd, requests: int, url: str = "") -> None:
+        """``requests``: so many may wait for fedd at once. ``url``: where people reach the page."""
         self._fedd = fedd
+        self._url = url.rstrip("/")
         self._most = requests
         self._under_way = Counter[str]()  # of each token
         # Tokens that fedd has let in, to be known again and not to be read.
@@ -118,7 +119,7 @@ class Gateway:
             return EventStream(self._events(said, token, usage=usage))
         async with self._admitted(token):
             reply = await while_there(request.receive, self._reply(said, token))
-        return JSONResponse(openai_api.Completion(question_of(said)).whole(reply))
+        return JSONResponse(openai_api.Completion(question_of(said), self._url).whole(reply))
 
     async def _reply(self, said: Sequence[str], token: str) -> AskReply:
         if is_chore(said):
@@ -130,7 +131,7 @@ class Gateway:
         self, said: Sequence[str], token: str, *, usage: bool
     ) -> AsyncGenerator[bytes, None]:
         """The answer as it comes; its turn lasts until it is read, or somebody hangs up."""
-        completion = openai_api.Completion(question_of(said))
+        completion = openai_api.Completion(question_of(said), self._url)
         async with self._admitted(token):
             if is_chore(said):
                 reply = await self._reply(said, token)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from proto.control_pb2 import AskReply, Citation
 
@@ -50,13 +50,13 @@ def is_chore(said: Sequence[str]) -> bool:
     return said[-1].lstrip().startswith(_TASK)
 
 
-def cited_at(reply: AskReply) -> list[dict[str, Any]]:
+def cited_at(reply: AskReply, url: str = "") -> list[dict[str, Any]]:
     """Where the answer's [n] stand, and what each cites, as OpenAI's clients read citations.
 
     ``start_index`` and ``end_index`` count characters: ``answer[start:end]`` is the mark. A
     bracket within a sentence that is quoted from a document is none.
     """
-    cited = _named(reply.citations)
+    cited = _named(reply.citations, url)
     quoted = list(_quoted(reply))
     return [
         _annotation(*cited[number], *mark.span())
@@ -75,7 +75,7 @@ def _quoted(reply: AskReply) -> Iterator[tuple[int, int]]:
             at = reply.answer.find(one.text, at + len(one.text))
 
 
-def _named(citations: Iterable[Citation]) -> dict[int, tuple[str, str]]:
+def _named(citations: Iterable[Citation], url: str) -> dict[int, tuple[str, str]]:
     """Address and title by number, each another one.
 
     Open WebUI makes one source of those that share either and counts sources for numbers: [3]
@@ -85,14 +85,14 @@ def _named(citations: Iterable[Citation]) -> dict[int, tuple[str, str]]:
     addresses, titles = set[str](), set[str]()
     for one in citations:
         page = f", page {one.page}" if one.page else ""
-        address, title = address_of(one), f"{one.title or one.document_id}{page}"
+        address, title = address_of(one, url), f"{one.title or one.document_id}{page}"
         if address in addresses:
             address = f"{address}&citation={one.number}"
         if title in titles:
             title = f"{title} [{one.number}]"
         addresses.add(address)
         titles.add(title)
-        named[one.number] = (address, title)
+        named[one.number] = (f"{address}#here" if url else address, title)
     return named
 
 
@@ -101,11 +101,14 @@ def _annotation(address: str, title: str, start: int, end: int) -> dict[str, Any
     return {"type": "url_citation", "url_citation": told}
 
 
-def address_of(citation: Citation) -> str:
-    """A name for the passage that can stand where a URL must: documents have no page of their own.
+def address_of(citation: Citation, url: str = "") -> str:
+    """Where the page shows the passage, if people reach it at a ``url``; else a name for it.
 
-    With the id by which `fedctl documents show` knows the document.
+    The name can stand where a URL must, with the id by which `fedctl documents show` knows it.
     """
+    if url:
+        told = {"document": citation.document_id, "passage": citation.passage_id}
+        return f"{url}/source?{urlencode(told)}"
     page = f"page={citation.page}&" if citation.page else ""
     passage = quote(citation.passage_id, safe="")
     return f"hanse:/documents/{quote(citation.document_id, safe='/')}?{page}passage={passage}"

@@ -90,7 +90,7 @@ def _end_by_signals(server: uvicorn.Server) -> None:
 
 def _configured(settings: GatewaySettings, fedd: Fedd) -> uvicorn.Config:
     configured = uvicorn.Config(
-        Gateway(fedd, settings.requests).application(),
+        Gateway(fedd, settings.requests, settings.url or "").application(),
         http=Arrivals(_tls(settings)),  # type: ignore[arg-type]  # a class, says uvicorn
         h11_max_incomplete_event_size=HEADER_BYTES,
         ws="none",

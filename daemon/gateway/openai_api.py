@@ -113,8 +113,9 @@ def models(scopes: list[str], site: str) -> dict[str, Any]:
 class Completion:
     """An answer, as one object or as the events of a stream."""
 
-    def __init__(self, asked: str) -> None:
-        self._asked = asked
+    def __init__(self, asked: str, url: str = "") -> None:
+        """``url``: where people open what is cited (`gateway.url`); "": nowhere."""
+        self._asked, self._url = asked, url
         self._sent = ""
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -129,7 +130,7 @@ class Completion:
             "role": "assistant",
             "content": reply.answer,
             "refusal": None,
-            "annotations": cited_at(reply),
+            "annotations": cited_at(reply, self._url),
         }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         told = {"object": "chat.completion", "choices": [choice], "usage": self._usage(reply)}
@@ -152,7 +153,7 @@ class Completion:
         if left := reply.answer[len(self._sent) :]:
             for piece in pieces(left):
                 yield self.piece(piece)
-        yield self._event({"annotations": cited_at(reply)}, finished)
+        yield self._event({"annotations": cited_at(reply, self._url)}, finished)
         if usage:
             told = {"object": "chat.completion.chunk", "choices": [], "usage": self._usage(reply)}
             yield event(self._head | told)

@@ -100,7 +100,10 @@ async def _listens(port: int) -> bool:
 
 def show_open(console: Console, one: OpenSite, sites: int) -> None:
     """For people: where, with what, and commands on a line each."""
-    console.print(f"\nThe {sites} sites stay until Ctrl-C. Programs may ask one of them:")
+    console.print(
+        f"\nThe {sites} sites stay until Ctrl-C. Open the address of one in a "
+        "browser and sign in with the token; programs ask there, too:"
+    )
     told = facts()
     for name, value in (("address", one.site.gateway), ("token", one.token)):
         told.add_row(name, plain_text(value))

@@ -59,10 +59,12 @@ def collection_prefix(collection: str) -> str:
     from config.kinds import LONGEST_COLLECTION
 
     name = collection.strip("/")
-    if collection and (not name or len(name) > LONGEST_COLLECTION or not name.isprintable()):
+    parts = name.split("/")
+    wrong = not name.isprintable() or not all(parts) or not {".", ".."}.isdisjoint(parts)
+    if collection and (wrong or len(name) > LONGEST_COLLECTION):
         raise CommandError(
             f"{collection!r} is no name of a collection",
-            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024",
+            f"Give 1 to {LONGEST_COLLECTION} printable characters, as contracts/2024; no . or ..",
             exit_code=Exit.USAGE,
         )
     return f"{name}/" if name else ""

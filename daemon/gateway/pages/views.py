@@ -126,7 +126,7 @@ def source_link(document_id: str, passage_id: str = "", mark: Mark | None = None
         told["passage"] = passage_id
     if mark is not None:
         told["from"], told["to"] = mark
-    return f"/source?{urlencode(told)}"
+    return f"/source?{urlencode(told)}{'#here' if passage_id else ''}"
 
 
 def shown_text(text: str, context: str, kind: str, mark: Mark | None) -> ShownText:

@@ -64,6 +64,7 @@ _OF_THE_WORLD = re.compile(
 _FRONT = re.compile(r"\A---[ \t]*\n(.{0,65536}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PIECE = 1 << 16  # characters of Markdown that are parsed at once, at least
+_LONGEST_HEADING = 80  # characters, in a text that has no other mark for one
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -151,8 +152,30 @@ def paragraphs(text: str) -> Iterator[Block]:
 
 
 def read_plain(source: Source) -> Iterator[Read]:
-    """The paragraphs of a text."""
-    yield from bounded(source, paragraphs(_whole(source)))
+    """The paragraphs of a text, and what stands above them as a line of its own."""
+    yield from bounded(source, _under_headings(paragraphs(_whole(source))))
+
+
+def _under_headings(blocks: Iterator[Block]) -> Iterator[Block]:
+    """A short line without a full stop is a heading, where a paragraph follows that is none.
+
+    Several such lines below one another are a list, or verse, but for the first of the text.
+    """
+    before: Block | None = None
+    first = True
+    for block in blocks:
+        if before is not None:
+            heads = _may_head(before.text) and (first or not _may_head(block.text))
+            yield Block("heading", one_line(before.text)) if heads else before
+            first = False
+        before = block
+    if before is not None:
+        yield before
+
+
+def _may_head(text: str) -> bool:
+    line = text.strip()
+    return len(line) <= _LONGEST_HEADING and "\n" not in line and line[-1].isalnum()
 
 
 # ---- Markdown ---------------------------------------------------------------

@@ -83,6 +83,15 @@ def test_every_row_of_a_table_may_answer() -> None:
     assert [one.text for one in given.citations] == ["rope\tgreen"]
 
 
+def test_what_only_names_or_announces_something_is_no_answer() -> None:
+    given = answer("How is hemp tarred?", ranked("How hemp is tarred. Hemp is tarred by:", "Hemp"))
+    assert given.text == "How hemp is tarred. [1]"
+    table = replace(WARDS, text="Wing\tBeds\nBeds of all wings\t\nWest\t28")
+    given = answer("beds of all wings, west", [Ranked(table, 1.0)])
+    assert given.text == "West\t28 [1]", "the other row has no number"
+    assert answer("Hemp?", ranked("Hemp")).text == "Hemp [1]", "where there is nothing else"
+
+
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
     return ExtractiveGenerator(
         lambda asked: bag_of_words([asked])[0],

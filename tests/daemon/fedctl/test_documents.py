@@ -173,6 +173,8 @@ def test_ids_that_no_document_has_are_told_before_it_is_asked(
         (["rules.md", "--below", "manuals/"], "which documents are to be removed?"),
         (["--collection", "manuals", "--below", "manuals/"], "which documents are to be removed?"),
         (["--collection", "/"], "'/' is no name of a collection"),
+        (["--collection", "../x"], "'../x' is no name of a collection"),
+        (["--collection", "a/./b"], "'a/./b' is no name of a collection"),
         (["--collection", "attic"], "no document's id begins with 'attic/'"),
         (["--below", "attic/"], "no document's id begins with 'attic/'"),
         (["rules.md"], "1 document would be taken out, with"),

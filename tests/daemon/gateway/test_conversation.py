@@ -125,3 +125,17 @@ def test_two_sentences_of_one_passage_are_two_sources() -> None:
     assert [one["url"].partition("passage=")[2] for one in cited] == [
         *("p", "p&citation=2", "q", "p&citation=2"),
     ]
+
+
+def test_where_people_reach_the_page_a_citation_opens_there() -> None:
+    told = AskReply(
+        answer="Hemp rots. [1] It floats. [2]",
+        citations=[
+            Citation(number=n, document_id="a b/ü.pdf", passage_id="x y", page=4, text=text)
+            for n, text in ((1, "Hemp rots."), (2, "It floats."))
+        ],
+    )
+    first, second = (one["url_citation"]["url"] for one in cited_at(told, "https://ask.example"))
+    there = "https://ask.example/source?document=a+b%2F%C3%BC.pdf&passage=x+y"
+    assert first == f"{there}#here"
+    assert second == f"{there}&citation=2#here", "another one, for programs that count by address"

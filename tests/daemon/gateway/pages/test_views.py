@@ -68,7 +68,7 @@ def test_without_its_passage_a_citation_is_its_sentence() -> None:
     whole = Citation(document_id="a/b", passage_id="a/b@0", text="So. It turns. It stops.", page=3)
     (inside,) = views.cited(AskReply(citations=[one], passages=[whole]), linked=True)
     assert inside.text.runs == [Run("So. "), Run("It turns.", marked=True), Run(" It stops.")]
-    assert inside.link == "/source?document=a%2Fb&passage=a%2Fb%400&from=4&to=13"
+    assert inside.link == "/source?document=a%2Fb&passage=a%2Fb%400&from=4&to=13#here"
 
 
 @pytest.mark.parametrize(

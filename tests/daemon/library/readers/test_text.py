@@ -55,6 +55,37 @@ def test_paragraphs_are_what_blank_lines_divide(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_of_its_own_above_a_paragraph_is_a_heading(tmp_path: Path) -> None:
+    """An answer must not be "Achalasia" to who asks about it."""
+    raw = b"""Achalasia
+
+How it is found
+
+A swallow of barium shows it.
+
+Oars
+and rope
+
+Sails
+
+Masts
+
+The end."""
+    assert read_bytes(read_plain, tmp_path, raw) == [
+        Block("heading", "Achalasia"),
+        Block("heading", "How it is found"),
+        Block("text", "A swallow of barium shows it."),
+        Block("text", "Oars\nand rope"),
+        Block("text", "Sails"),
+        Block("heading", "Masts"),
+        Block("text", "The end."),
+    ]
+
+
+def test_a_text_of_one_line_is_no_heading(tmp_path: Path) -> None:
+    assert read_bytes(read_plain, tmp_path, b"Achalasia\n") == [Block("text", "Achalasia")]
+
+
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
