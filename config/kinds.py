@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -237,6 +237,8 @@ PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
 RuleName = Annotated[str, _one_of(RULES, 'rule = "norm"', refused=RULES_ON_VALUES)]
 ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"')]
 Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
+OF_ALL_DOCUMENTS: Final = ("metrics", "view")
+"""Scopes of tokens that tell of the site as a whole: not for who may ask of some collections."""
 RetrievalLevel = Literal["passage", "sentence", "both"]
 PromptKind = Literal["general", "domain", "metric", "novel", "medical"]
 """Kinds of questions; each is a file of `daemon.answering.prompts`."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from config.kinds import LONGEST_COLLECTION, FilePath
+from config.kinds import LONGEST_COLLECTION, OF_ALL_DOCUMENTS, FilePath
 from config.loading import Problem, SettingsError
 from config.tables import Section
 from proto import bounds
@@ -197,10 +197,10 @@ def _grant_problems(key: str, grant: Grant) -> Iterator[Problem]:
     """Rights to nothing, or to all beside some: neither is what somebody meant."""
     if grant.all_documents == bool(grant.collections):
         yield Problem(key, "", "collections, or all_documents = true", "write one of the two")
-    elif "metrics" in grant.scopes and not grant.all_documents:
+    elif not grant.all_documents and (wide := set(OF_ALL_DOCUMENTS) & set(grant.scopes)):
         yield Problem(
             f"{key}.scopes",
             "",
-            "no metrics beside collections: figures are of all documents",
-            "give metrics to a group with all_documents = true",
+            f"no {min(wide)} beside collections: figures are of all documents",
+            "give it to a group with all_documents = true",
         )

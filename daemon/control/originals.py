@@ -13,6 +13,7 @@ from daemon.library.catalogue.originals import PIECE, OriginalFile, containing
 from daemon.library.files import is_document, reader_of
 from daemon.library.readers.reader import NoSuchPage
 from daemon.services.originals import Upload
+from daemon.services.rights import of_all
 from proto import control_pb2 as control
 
 
@@ -75,7 +76,9 @@ class OriginalCalls(Calls):
             original, path = found
             return original, path
         if not await self._answered(context, collection.known([document_id])):
-            meant = await self._answered(context, collection.similar(document_id))
+            meant = ""
+            if self._rights is of_all:  # others learn of no document that they did not name
+                meant = await self._answered(context, collection.similar(document_id))
             remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
             await refuse(context, f"no document {document_id!r} here", remedy, senseless=True)
         around = await self._answered(context, collection.known(containing(document_id)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from daemon.control.context import Calls, Context
-from daemon.state.audit import Action
 from daemon.state.people import SignsForPeople
 from daemon.state.tokens import Token
 from proto import control_pb2 as control
@@ -91,10 +90,12 @@ class TokenCalls(Calls):
     ) -> control.BlockPersonReply:
         """No signed token lets that person in from now on, nor what waits; or one does again."""
         tokens = self._around.tokens
-        action: Action = "unblock-person" if request.undo else "block-person"
-        change = tokens.unblock if request.undo else tokens.block
-        async with self._audited(context, action, person=request.name):
-            await self._answered(context, change(request.name))
+        if request.undo:
+            async with self._audited(context, "unblock-person", person=request.name):
+                await self._answered(context, tokens.unblock(request.name))
+        else:
+            async with self._audited(context, "block-person", person=request.name):
+                await self._answered(context, tokens.block(request.name))
         return control.BlockPersonReply()
 
 

@@ -46,7 +46,7 @@ _DROPPED_BYTES: Final = 16 << 20
 _BODY_S: Final = 15.0
 _TOKENS: Final = 1000  # as many as a site has
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
-_TOKEN: Final = re.compile(rb"[\x21-\x7e]{1,16} [\x21-\x7e]{1,8192}")
+_TOKEN: Final = re.compile(rb"(?i:bearer) [\x21-\x7e]{1,8192}")
 _ASKS_FOR: Final = re.compile(rb"[\x21-\x7e]{1,4096}")
 _ADDRESS: Final = re.compile(r"(localhost|[\d.]+|\[[\da-f:]+\])(:\d{1,5})?", re.ASCII)
 _HEADERS: Final = (
@@ -168,7 +168,7 @@ class Gateway:
         """That a document answers a question, or does not: for the operator to look at."""
         token = token_of(request)
         said = site_api.parsed(site_api.Feedback, await body_of(request))
-        with self._in_turn(token):
+        async with self._admitted(token):
             await self._fedd.propose(questions.ProposeRequest(**said.model_dump()), token)
         return Response(status_code=204)
 

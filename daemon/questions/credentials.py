@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 from config.control_socket import ASKS_FOR
+from config.kinds import OF_ALL_DOCUMENTS
 from daemon.control.context import Context
 from daemon.process import metrics
 from daemon.process.tasks import logged
@@ -62,7 +63,8 @@ class Asker:
     @property
     def collections(self) -> Collections:
         """Of what, for one end or another; None: all documents. Figures are no documents."""
-        ends = [one for scope, one in self.may.items() if scope != "metrics"] or self.may.values()
+        of_documents = [one for end, one in self.may.items() if end not in OF_ALL_DOCUMENTS]
+        ends = of_documents or self.may.values()
         return None if None in ends else outermost(name for one in ends for name in one or ())
 
     @property
@@ -112,6 +114,13 @@ class Bearer:
     def rights(self) -> tuple[str, ...] | None:
         """As `daemon.services.rights.Rights`; raises NotAllowed."""
         return _allowed(self.look(), self.scope)
+
+    def sees_what_it_asks_of(self) -> bool:
+        """As `Asker` has it, by now."""
+        try:
+            return self.look().sees_what_it_asks_of
+        except NotAllowed:
+            return False
 
 
 def _allowed(asker: Asker, scope: str) -> Collections:

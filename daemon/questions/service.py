@@ -57,7 +57,7 @@ class QuestionsService(rpc.QuestionsServicer):
         bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context, bearer):
             reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
-        if not bearer.token.sees_what_it_asks_of:
+        if not bearer.sees_what_it_asks_of():
             del reply.passages[:]
         return reply
 
@@ -68,7 +68,7 @@ class QuestionsService(rpc.QuestionsServicer):
         bearer = await self._credentials.of(context, "ask", "ask")
         turn = partial(self._turn, context, bearer)
         async for part in _AnsweringTo(self._around, bearer).parts(request, context, turn):
-            if part.HasField("whole") and not bearer.token.sees_what_it_asks_of:
+            if part.HasField("whole") and not bearer.sees_what_it_asks_of():
                 del part.whole.passages[:]
             yield part
 
@@ -139,7 +139,8 @@ class QuestionsService(rpc.QuestionsServicer):
 
     async def View(self, request: questions.ViewRequest, context: Context) -> questions.ViewReply:
         """How the site and its federation are."""
-        await self._credentials.of(context, "view", "view")
+        bearer = await self._credentials.of(context, "view", "view")
+        await self._check_sees_all(bearer, context)
         return await seen_by_an_operator(self._around, request, context)
 
     async def Health(
@@ -154,9 +155,17 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> questions.FiguresReply:
         """The numbers of a status, without its words."""
         if self._credentials.told(context):
-            await self._credentials.of(context, "metrics")
+            bearer = await self._credentials.of(context, "metrics")
+            await self._check_sees_all(bearer, context)
         status = await ControlService(self._around, "").Status(request, context)
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
+
+    @staticmethod
+    async def _check_sees_all(bearer: Bearer, context: Context) -> None:
+        """The call ends here for who may ask of some collections, whoever gave them the scope."""
+        if bearer.rights() is not None:
+            cause = f"{bearer.name!r} is for some collections, and this is of the whole site"
+            await end(context, NotAllowed(grpc.StatusCode.PERMISSION_DENIED, cause))
 
     @asynccontextmanager
     async def _turn(self, context: Context, bearer: Bearer) -> AsyncIterator[None]:
@@ -167,6 +176,19 @@ class QuestionsService(rpc.QuestionsServicer):
         except TooManyError as error:
             hint = ((RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))),)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
+
+
+async def _checked(
+    sees: Callable[[], Awaitable[None]], parts: AsyncIterator[control.FilePart]
+) -> AsyncIterator[control.FilePart]:
+    """What is to be given out, looked at before it is made and again before it is given."""
+    await sees()
+    first = True
+    async for part in parts:
+        if first:
+            await sees()
+            first = False
+        yield part
 
 
 class _AnsweringTo(ControlService):
@@ -191,16 +213,16 @@ class _AnsweringTo(ControlService):
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """Of a document of theirs."""
-        await self._check_sees(request.id, "original", context)
-        async for part in super().Original(request, context):
+        sees = partial(self._check_sees, request.id, "original", context)
+        async for part in _checked(sees, super().Original(request, context)):
             yield part
 
     async def PageImage(
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """Of a document of theirs."""
-        await self._check_sees(request.id, "page-image", context)
-        async for part in super().PageImage(request, context):
+        sees = partial(self._check_sees, request.id, "page-image", context)
+        async for part in _checked(sees, super().PageImage(request, context)):
             yield part
 
     async def _check_sees(self, document_id: str, action: Action, context: Context) -> None:

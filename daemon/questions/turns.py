@@ -51,7 +51,7 @@ class Turns:
 
     @asynccontextmanager
     async def one(self, asker: str) -> AsyncIterator[None]:
-        """The block is run when its turn has come; TooManyError. ``asker``: a token's name."""
+        """The block is run when its turn has come; TooManyError. ``asker``: by name."""
         if self._under_way >= self._most:
             metrics.count("hanse_questions_refused")
             wait_s = self._usual_s * self._most / 2

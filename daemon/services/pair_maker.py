@@ -182,9 +182,9 @@ class PairMaker:
             await self._answering.run(
                 pairs.forget_documents, self._path, self._replies, list(documents)
             )
-            await self.proposals.forget_documents(documents)
             removed = await self._collection.remove(documents, gone)
-            # What was said meanwhile, of documents that were still there.
+            # Behind it: what was said meanwhile goes, too, and a store of these that can't be
+            # written keeps no document here. It is said then, and to remove them again is enough.
             await self.proposals.forget_documents(documents)
             return removed
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import structlog
 
-from config.kinds import LONGEST_COLLECTION
+from config.kinds import LONGEST_COLLECTION, OF_ALL_DOCUMENTS
 from daemon.state.people import People, both, outermost
 
 log = structlog.get_logger()
@@ -367,7 +367,7 @@ def _names(collections: Sequence[str]) -> tuple[str, ...]:
 
 def _agree(scopes: Sequence[str], collections: tuple[str, ...] | None) -> None:
     """The site's figures and curve are of all documents: not for who may ask of some."""
-    wide = [one for one in ("metrics", "view") if one in scopes]
+    wide = [one for one in OF_ALL_DOCUMENTS if one in scopes]
     if collections is not None and wide:
         raise TokenRefused(
             "figures are of all documents, so a token for some collections can't have the scope "

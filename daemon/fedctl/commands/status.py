@@ -113,7 +113,7 @@ def _not_answered(reply: StatusReply) -> str:
     by = (
         f"{reply.abstention_pairs} validation pairs"
         if reply.abstention_pairs
-        else ("general questions (fewer than 20 validation pairs)")
+        else "general questions, of which half get an answer (for want of 20 validation pairs)"
     )
     return f"with evidence below {reply.abstention_threshold:.3f}, found by {by}"
 

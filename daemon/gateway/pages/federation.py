@@ -18,10 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 12.0, 28.0
 _KINDS: Final = {
     "": "as an earlier version judged it",
     "shared": "shared version",
-    "mixture": "with this site's mixture",
-    "query_encoder": "with this site's query encoder",
-    "tiered_head": "with this site's own layers",
 }
+_WITH_OWN: Final = "with what is this site's own"  # a layer, by whatever name
 
 
 @dataclass(frozen=True)
@@ -243,7 +241,7 @@ def _curve(metric: str, points: Sequence[CurvePoint]) -> Curve:
     for style, kind in enumerate(kinds, start=1):
         dots = [place(point.round, point.value) for point in points if point.kind == kind]
         path = "M" + " L".join(f"{x:g} {y:g}" for x, y in dots)
-        lines.append(Line(_KINDS.get(kind, kind), style, path, dots))
+        lines.append(Line(_named(kind), style, path, dots))
     return Curve(
         metric=metric,
         sentence=_sentence(metric, points, kinds),
@@ -266,6 +264,10 @@ def _ends(values: Iterable[float]) -> tuple[float, float]:
     return low, high
 
 
+def _named(kind: str) -> str:
+    return _KINDS.get(kind, f"{_WITH_OWN} ({kind.replace('_', ' ')})")
+
+
 def _sentence(metric: str, points: Sequence[CurvePoint], kinds: Sequence[str]) -> str:
     told = []
     for kind in kinds:
@@ -273,7 +275,7 @@ def _sentence(metric: str, points: Sequence[CurvePoint], kinds: Sequence[str]) -
         first, last = own[0], own[-1]
         ended = f"{last.value:.3f} at round {last.round}"
         moved = f"from {first.value:.3f} at round {first.round} to {ended}" if own[1:] else ended
-        told.append(f"{_KINDS.get(kind, kind)}: {moved}")
+        told.append(f"{_named(kind)}: {moved}")
     return f"{metric} over rounds. {'; '.join(told)}."
 
 

@@ -241,7 +241,7 @@ async def test_one_question_too_many_is_told_when_to_come_again(gate: Gate) -> N
     assert (await answered)[0] == 200
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Token"])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_a_token_is_one_asker_however_the_scheme_is_written(scheme: str) -> None:
     headers = [(b"authorization", f"{scheme} hanse_1".encode())]
     assert token_of(Request({"type": "http", "headers": headers})) == "Bearer hanse_1"

@@ -331,6 +331,11 @@ def actions_in(source: str) -> Iterator[str]:
                 action = parts[place + 2]
                 if isinstance(action, ast.Constant):
                     yield str(action.value)
+            # Whose token is turned down is audited, too: of(context, scope, action).
+            if isinstance(part, ast.Attribute) and part.attr == "of" and len(parts) == place + 4:
+                action = parts[place + 3]
+                if isinstance(action, ast.Constant) and isinstance(action.value, str):
+                    yield action.value
 
 
 @pytest.mark.slow

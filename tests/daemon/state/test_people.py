@@ -332,6 +332,7 @@ def test_an_option_out_of_bounds_is_told_by_its_name(
         (grant("train"), "ask, search"),
         (grant(), "ask, search"),
         (grant("metrics", collections=["x"]), "figures are of all documents"),
+        (grant("ask", "view", collections=["x"]), "figures are of all documents"),
     ],
 )
 def test_what_a_group_may_has_to_be_said(

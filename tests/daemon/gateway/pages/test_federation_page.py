@@ -105,7 +105,7 @@ def test_a_curve_is_a_picture_and_the_same_as_words_and_rows() -> None:
     (curve,) = federation.curves(control.LearningCurveReply(points=points))
     assert curve.sentence == (
         "mrr@10 over rounds. shared version: from 0.500 at round 0 to 0.600 at round 2; "
-        "with this site's mixture: 0.700 at round 2."
+        "with what is this site's own (mixture): 0.700 at round 2."
     )
     assert [(row[0], row[2], row[3]) for row in curve.rows] == [
         (2, 40, ["0.600", "0.700"]),
