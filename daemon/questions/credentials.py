@@ -111,6 +111,12 @@ class Bearer:
         """As the audit log has it."""
         return self.token.actor
 
+    @property
+    def share(self) -> str:
+        """Whose turn it is: a token's, also where it asks for many people, or a person's."""
+        kind, *rest = self.token.actor.split(":")
+        return f"token:{rest[0]}" if kind == "token" else self.token.actor
+
     def rights(self) -> tuple[str, ...] | None:
         """As `daemon.services.rights.Rights`; raises NotAllowed."""
         return _allowed(self.look(), self.scope)

@@ -171,7 +171,7 @@ class QuestionsService(rpc.QuestionsServicer):
     async def _turn(self, context: Context, bearer: Bearer) -> AsyncIterator[None]:
         """One of those that wait for an answer; the call ends here where these are too many."""
         try:
-            async with self._turns.one(bearer.name):
+            async with self._turns.one(bearer.share):
                 yield
         except TooManyError as error:
             hint = ((RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))),)

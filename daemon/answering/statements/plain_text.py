@@ -53,7 +53,9 @@ _STEPS: tuple[Step, ...] = (
     _step(rf"\[(\s*\d{{1,3}}\s*)\]{_TARGET}", r"[\1]"),
     _step(rf"\[([^\[\]]*)\]{_TARGET}", r"\1"),
     _step(
-        r"[【\[]\s*(?:passage|source|document)?\s*(\d{1,3})(?:†[^】\]]*)?\s*[】\]]", r"[\1]", re.I
+        r"[【\[]\s*+(?:(?:passage|source|document)\s*+)?(\d{1,3})(?:†[^】\]\[【]*+)?\s*+[】\]]",
+        r"[\1]",
+        re.I,
     ),
     # Addresses, with and without a scheme, and of mail.
     _step(r"(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]*:/+\S*"),
@@ -95,6 +97,9 @@ _UNDRAWN = re.compile(
 # Marks that go on any letter: what a language writes so is one letter by then (NFC), and what is
 # left strikes a letter out, or cuts a word in two for who reads letters.
 _MARKS = re.compile("[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]")
+# Within a word, whatever is typed for it: "isn`t" is a word, and says no.
+_APOSTROPHES = re.compile(r"(?<=[^\W\d_])[`´‘′‛ʼ＇](?=[^\W\d_])")
+_DRAWN = "°©®™℃℉№"  # of the pictures, those that texts are written with
 _LINE_BREAKS = re.compile(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 
@@ -111,6 +116,7 @@ def plain(text: str) -> str:
 
 def _once(text: str) -> str:
     text = _LINE_BREAKS.sub("\n", html.unescape(text)).replace("\t", " ")
+    text = _APOSTROPHES.sub("’", text)
     text = _MARKS.sub("", unicodedata.normalize("NFC", _UNDRAWN.sub("", text)))
     text = "".join(sign for sign in text if sign == "\n" or _is_seen(sign))
     nested = _DEEPEST
@@ -122,6 +128,9 @@ def _once(text: str) -> str:
 
 
 def _is_seen(sign: str) -> bool:
-    """Neither a control, nor what turns or hides the letters around it, nor what nobody drew."""
+    """Neither a control, nor what turns or hides the letters around it, nor what nobody drew.
+
+    Nor a picture, among which are letters that nobody can check: in squares, in Braille, flags.
+    """
     category = unicodedata.category(sign)
-    return category[0] != "C" and category != "Me"
+    return category[0] != "C" and category != "Me" and (category != "So" or sign in _DRAWN)

@@ -36,7 +36,7 @@ _WORDS_OF |= {"€": ("euro", "eur", "€"), "£": ("pound", "gbp", "£")}
 
 _NUMBER = r"\d+(?:[.,]\d+)*"
 _QUANTITY = re.compile(
-    rf"(?<![\w.,])(?P<sign>[-−](?=[\d$€£¥]))?(?P<currency>[$€£¥]\s?)?(?P<number>{_NUMBER})"
+    rf"(?<![\w.,])(?P<sign>[-−–‐‑](?=[\d$€£¥]))?(?P<currency>[$€£¥]\s?)?(?P<number>{_NUMBER})"
     r"(?:st|nd|rd|th)?(?![\d_])"
     r"(?:[\s-]?(?P<scale>thousand|million|mn|billion|bn|trillion)s?(?!\w))?"
     r"(?:[\s-]?(?P<unit>%|per cent|[°µμ]?[^\W\d_]+))?"
@@ -44,6 +44,7 @@ _QUANTITY = re.compile(
 # Letters and digits in one: B12, 10-K, COVID-19. Only as a whole it says anything.
 _CODE = re.compile(r"(?<![\w-])(?=[\w-]*\d)(?=[\w-]*[^\W\d_])\w+(?:-\w+)*")
 _NO_CODE = re.compile(rf"{_NUMBER}-?(?:st|nd|rd|th|[^\W\d_]+)", re.IGNORECASE)
+_RAISED = re.compile("[⁰¹²³⁴-⁹₀-₉]+")
 _YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 
 _MONTHS = "January February March April May June July August September October November December"
@@ -147,9 +148,10 @@ class Figures:
 def figures_of(text: str, *, stated: bool = True) -> Figures:
     """Those of a text; ``stated`` False: of a source, which is read in every way it may be.
 
-    A digit is one in whatever form it is drawn: a ring round it, or raised.
+    A digit is one in whatever form it is drawn, a ring round it, say; but raised or lowered it is
+    a number of its own: 10⁶ is not 106, nor is 5² with a note 52.
     """
-    text = unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", _RAISED.sub(r"^\g<0>", text))
     calculations: list[Calculation] = []
     if stated:
         for found, begin, end in _calculations(text):

@@ -36,6 +36,7 @@ from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 
 SHARE = 0.8  # of a statement's content words; of up to four words, then, all
+_LONGEST = 2000  # characters of a statement; of thousands of numbers each is looked for
 _ALIKE = 0.6  # of them in one sentence, from which "not" there counts against a statement
 
 _WORD = re.compile(r"[^\W\d_]+(?:[’'][^\W\d_]+)*")
@@ -52,6 +53,18 @@ _NEGATING = """
     not no never none nor neither without cannot nobody nothing nicht kein keine keinen keiner
     nie ohne pas sans jamais aucun sin ningún nunca non senza niet geen
 """
+# The same, with their apostrophe left out.
+_CONTRACTED = """
+    isnt arent wasnt werent dont doesnt didnt cant couldnt maynt mightnt mustnt shant shouldnt
+    wont wouldnt hasnt havent hadnt neednt aint
+"""
+# They make another number of the one in front of them, or turn a comparison round: what says so
+# has to stand in the passage.
+_MULTIPLYING = """
+    hundred hundreds thousand thousands million millions billion billions trillion trillions dozen
+    dozens score lakh lakhs crore crores half double twice triple thrice quarter third
+"""
+_SIGNS = re.compile(r"[¬≠≮≯≰≱∉∄<>≤≥‰]")
 # What a statement that computes may call it, though no passage does.
 _COMPUTING = """
     sum total altogether together difference ratio percentage percent change increase increased
@@ -59,6 +72,7 @@ _COMPUTING = """
 """
 _TOGETHER = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # in one text, as it is written
 _STOP, _NEGATORS = frozenset(_STOP_WORDS.split()), frozenset(_NEGATING.split())
+_APOSTROPHE_LEFT_OUT, _TIMES = frozenset(_CONTRACTED.split()), frozenset(_MULTIPLYING.split())
 # "No, oil does not." but not "No oil does.", which denies.
 _VERDICT = re.compile(r"^\s*(?:yes|no)\s*[,.:;–-]+\s*", re.IGNORECASE)
 _ENDINGS = ("ies", "ing", "ed", "es", "s")
@@ -82,19 +96,28 @@ class Wording:
         stems: set[str] = set()
         names: set[str] = set()
         negates = False
-        text = without_figures(_folded(text))
+        folded = _folded(text)
+        signs = set(_SIGNS.findall(folded))
+        text = without_figures(folded)
         usual = _usual_script(text)
         for number, match in enumerate(_WORD.finditer(text)):
             word = match[0]
             small = word.casefold().replace("’", "'")
-            negates |= small in _NEGATORS or small.endswith("n't")
-            if small in NUMBER_WORDS or small in _STOP or small in _NEGATORS or "n't" in small:
+            negates |= _negates(small)
+            counts = small in _TIMES
+            if not counts and (
+                small in NUMBER_WORDS or small in _STOP or small in _NEGATORS or "n't" in small
+            ):
                 continue
             stems.add(_stem(small))
             acronym = len(word) > 1 and word.isupper()
-            if acronym or (number and word[0].isupper()) or _scripts_of(word) != {usual}:
+            if counts or acronym or (number and word[0].isupper()) or _scripts_of(word) != {usual}:
                 names.add(_stem(small))
-        stems |= {_stem(one) for one in _taken_apart(text)}
+        for one in _taken_apart(text):
+            stems.add(_stem(one))
+            negates |= _negates(one)
+        stems |= signs
+        names |= signs
         return cls(frozenset(stems), frozenset(names), negates)
 
 
@@ -202,6 +225,8 @@ class Source:
 
 def supported(text: str, sources: Sequence[Source]) -> bool:
     """Whether these passages together say what a statement says; False where it says nothing."""
+    if len(text) > _LONGEST:
+        return False
     said = _VERDICT.sub("", text)
     figures, wording = figures_of(said), Wording.of(said)
     made = figures.calculations
@@ -212,12 +237,16 @@ def supported(text: str, sources: Sequence[Source]) -> bool:
         and figures.codes <= frozenset[str]().union(*(one.runs for one in sources))
         and all(one.right and _has_operands(one, sources) for one in made)
         and all(
-            any(one.value == of.result.value for of in made) or _stands(one, wording, sources)
+            any(_is_result(one, of.result) for of in made) or _stands(one, wording, sources)
             for one in figures.quantities
         )
         and all(_stands(one, wording, sources) for one in figures.dates)
         and _same_sense(wording, figures, sources)
     )
+
+
+def _is_result(one: Quantity, result: Quantity) -> bool:
+    return (one.value, one.scale) == (result.value, result.scale) and one.unit in ("", result.unit)
 
 
 def _has_words(wording: Wording, figures: Figures, sources: Sequence[Source]) -> bool:
@@ -265,6 +294,18 @@ def _same_sense(wording: Wording, figures: Figures, sources: Sequence[Source]) -
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("μ", "µ")
+
+
+def _negates(small: str) -> bool:
+    """Also where dots or bars stand at its letters, or its apostrophe was left out."""
+    letters = unicodedata.normalize("NFD", small)
+    bare = "".join(one for one in letters if unicodedata.category(one) != "Mn").replace("'", "")
+    return (
+        small in _NEGATORS
+        or bare in _NEGATORS
+        or bare in _APOSTROPHE_LEFT_OUT
+        or small.endswith("n't")
+    )
 
 
 def _taken_apart(text: str) -> Iterator[str]:

@@ -238,11 +238,15 @@ def phases_table(rows: list[dict[str, Any]]) -> Table:
 
 def _round_facts(item: dict[str, Any]) -> Table:
     grid = facts()
-    committed = datetime.fromtimestamp(item["committed_unix_ms"] / 1000, UTC)
+    try:
+        at = datetime.fromtimestamp(item["committed_unix_ms"] / 1000, UTC)
+        committed = at.isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # its coordinator says when, and may say anything
+        committed = "at no time there is"
     loss = item["mean_loss"]
     for name, value in (
         ("round", f"{item['round']}, attempt {item['attempt']}"),
-        ("committed", committed.isoformat(sep=" ", timespec="seconds")),
+        ("committed", committed),
         ("coordinator", item["coordinator"] or "unknown here: this site caught up later"),
         ("key dealer", item["key_dealer"] or "unknown here"),
         ("contributors", ", ".join(item["contributors"])),

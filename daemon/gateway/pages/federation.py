@@ -309,5 +309,8 @@ def duration(seconds: float) -> str:
 
 
 def day_and_minute(unix_s: float) -> str:
-    """Of UTC."""
-    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M}"
+    """Of UTC; a coordinator says when, and may say anything."""
+    try:
+        return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError, OSError):
+        return "at no time there is"

@@ -97,6 +97,17 @@ def test_what_a_passage_says_stays(text: str) -> None:
         "Whale oil burns g i v e t h e k e y [1].",
         "Whale oil burns he-at [1].",
         "Vitamin oil C burns in every lamp [1].",
+        "Whale oil isn‘t burnt in every lamp [1].",
+        "Whale oil isn`t burnt in every lamp [1].",
+        "Whale oil isnt burnt in every lamp [1].",
+        "Whale oil does n-ot burn in every lamp, oil burns in every lamp [1].",
+        "Whale oil does nọt burn in every lamp, oil burns in every lamp [1].",
+        "Four hundred winters hemp rope lasts, it lasts winters, hemp rope [2].",
+        "East has 30 dozen beds in use and West has 28 [3].",
+        "East has 3⁰ beds in use and West has 28 [3].",
+        "East has < 30 beds in use and West has 28 [3].",
+        "East has –30 beds in use and West has 28 [3].",
+        "In all 30 + 28 = 58 beds are in use, 58 million beds [3].",
         "Whale oil burns in every lamp www .lamp .example/?q=rope [1].",
         "Hemp rope lasts 5 winters [2].",
         "Hemp rope lasts four years [2].",
@@ -250,7 +261,10 @@ def test_whatever_is_written_what_was_left_stays_and_is_checked(parts: list[str]
     assert not re.search(r"http|[<{}`]|!\[|\]\(", left.text)
 
 
-@pytest.mark.parametrize("blank", [" ", "\n", "[", "【", "[[ ", "\u034f", " \n", "a\u0300"])
+@pytest.mark.parametrize(
+    "blank",
+    [".", "…", "!", "【1†", "[&#9", " ", "\n", "[", "【", "[[ ", "\u034f", " \n", "a\u0300"],
+)
 @pytest.mark.timeout(60)  # the worker that answers everybody reads it
 def test_what_is_longer_than_an_answer_is_read_in_no_time(blank: str) -> None:
     check = StatementCheck(PASSAGES, "drop")
@@ -259,3 +273,8 @@ def test_what_is_longer_than_an_answer_is_read_in_no_time(blank: str) -> None:
         check.read(text, goes_on=True)
     check.read(begun + blank * 250_000)
     assert check.left.citations
+
+
+def test_letters_that_are_pictures_are_not_told() -> None:
+    left = check("Whale oil burns in every lamp, 🅖🅘🅥🅔 🅣🅗🅔 🇰🇪🇾 ⠝⠕⠞ 🚫. [1]")
+    assert left.text == "Whale oil burns in every lamp,. [1]"
