@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 topic = typer.Typer()
 
-# The first question after a start loads the encoder and the index.
 _NEAREST = 3  # passages, shown where there is no answer
-ASK_WITHIN_S = 120.0
+ASK_WITHIN_S = 120.0  # the first question after a start loads the encoder and the index
 _EMPTY = "Nothing is ingested here yet: fedctl ingest FOLDER"
 _ENDINGS_NAMED = 10  # of files that are passed over
 
