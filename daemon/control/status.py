@@ -90,6 +90,7 @@ class StatusCalls(Calls):
             authority_expires_unix_s=_unix_s(driver.trust.not_after),
             warnings=[
                 *self.federation_warnings(),
+                *people_shut_out(around.tokens.people.fault()),
                 *driver.collection.warnings,
                 *around.services.folders.warnings,
                 *await waiting_for_ocr(counts.waiting),
@@ -310,3 +311,8 @@ async def waiting_for_ocr(documents: int) -> list[str]:
 
 def _unix_s(moment: datetime | None) -> int:
     return int(moment.timestamp()) if moment else 0
+
+
+def people_shut_out(fault: str) -> list[str]:
+    """That nobody who signs in elsewhere is let in, and why; nothing where there is no fault."""
+    return [f"nobody who signs in elsewhere is let in: {fault}"] if fault else []

@@ -251,23 +251,30 @@ def _block(token: Token, following: list[Token], lines: list[str]) -> Iterator[B
 def _front(text: str) -> Iterator[Read]:
     """Front matter: what it says of the document, and its tags as words to be found by."""
     try:
-        said = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # then it is text like other text
+        told = _told(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        told = None
+    if told is None:  # then it is text like other text
         yield Block("text", text)
         return
+    *of_it, tags = told
+    yield from about(*of_it)
+    if tags:
+        yield Block("text", f"tags: {tags}")
+
+
+def _told(said: object) -> tuple[str, str, str, str, str] | None:
+    """Title, author, date, language and tags; ValueError for a number that has no end."""
     if not isinstance(said, Mapping):
-        yield Block("text", text)
-        return
+        return None
     names = {str(key).lower(): value for key, value in said.items() if isinstance(key, str)}
-    author = names.get("author", names.get("authors"))
-    yield from about(
+    return (
         _flat(names.get("title")),
-        _flat(author),
+        _flat(names.get("author", names.get("authors"))),
         _flat(names.get("date")),
         _flat(names.get("lang", names.get("language"))),
+        _flat(names.get("tags", names.get("keywords"))),
     )
-    if tags := _flat(names.get("tags", names.get("keywords"))):
-        yield Block("text", f"tags: {tags}")
 
 
 def _flat(value: object) -> str:

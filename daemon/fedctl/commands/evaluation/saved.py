@@ -57,7 +57,7 @@ def saved(path: Path) -> SavedAnswers:
             rows = [json.loads(line) for line in file]
         if rows[0]["hanse_answers"] != _FORMAT:
             raise _no_evaluation(path)
-        answers = {row["question"]: row for row in rows[1:] if isinstance(row["answer"], str)}
+        answers = {row["question"]: row for row in rows[1:] if _is_answer(row)}
         return SavedAnswers(path, rows[0]["evaluation"], answers)
     except OSError as error:
         raise CommandError(
@@ -65,6 +65,16 @@ def saved(path: Path) -> SavedAnswers:
         ) from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_evaluation(path) from error
+
+
+def _is_answer(row: dict[str, Any]) -> bool:
+    """Whether it has an answer; TypeError for a row that nothing here has written."""
+    texts = [*row["references"]]
+    for one in row["citations"]:
+        texts += [one["title"], one["document_id"], one["text"]]
+    if not all(isinstance(text, str) for text in (row["question"], *texts)):
+        raise TypeError
+    return isinstance(row["answer"], str)
 
 
 def _no_evaluation(path: Path) -> CommandError:

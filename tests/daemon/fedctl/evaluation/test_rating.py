@@ -6,6 +6,7 @@ import builtins
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,22 @@ def test_what_can_not_be_rated_is_refused(
     for text in ("x", '{"answer": "a", "rater": "b", "score": 11}', "[]", '{"score": true}'):
         other.write_text(text)
         assert "holds something that is no rating" in refused(*words, "--results")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answer": "a", "references": ["r"]},
+        {"question": "q", "answer": "a", "references": 5, "citations": []},
+        {"question": "q", "answer": "a", "references": [], "citations": [{"text": "t"}]},
+        {"question": 1, "answer": "a", "references": [], "citations": []},
+    ],
+)
+def test_a_saved_row_that_nothing_here_wrote_is_refused(
+    words: list[str], row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = Path(words[2])
+    begin = saved.read_text(encoding="utf-8").splitlines()[0]
+    saved.write_text(f"{begin}\n{json.dumps(row)}\n", encoding="utf-8")
+    assert main(words) == Exit.USAGE
+    assert "holds no answers of an evaluation" in capsys.readouterr().err

@@ -189,6 +189,12 @@ def test_odd_front_matter_does_no_harm(front: str, tmp_path: Path) -> None:
     assert all(len(text) < 100 for text in texts(items))
 
 
+def test_a_number_without_end_in_front_matter_is_text(tmp_path: Path) -> None:
+    front = f"title: {'1:' * 3000}1"  # in base 60, to YAML
+    items = read_bytes(read_markdown, tmp_path, f"---\n{front}\n---\nText.\n".encode())
+    assert texts(items) == [front, "Text."]
+
+
 def test_a_rule_at_the_beginning_is_no_front_matter(tmp_path: Path) -> None:
     assert texts(read_bytes(read_markdown, tmp_path, b"---\n\nText.\n\nMore.\n")) == [
         "Text.",
