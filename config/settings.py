@@ -107,7 +107,7 @@ class ControlSettings(Section):
 class GatewaySettings(Section):
     """``[gateway]``: what people's programs ask of this site with tokens, over HTTP (`fedgate`).
 
-    `fedd` reads the first three, `fedgate` all but the group.
+    `fedd` reads the first three and ``upload_mib``, `fedgate` all but the group.
     """
 
     enabled: bool = False
@@ -117,6 +117,7 @@ class GatewaySettings(Section):
     tls_certificate: FilePath | None = None
     tls_key: FilePath | None = None
     requests: int = Field(16, ge=1, le=1000)
+    upload_mib: int = Field(0, ge=0, le=1024)
 
 
 @planned("encoder")

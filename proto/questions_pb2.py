@@ -26,7 +26,7 @@ from proto import bounds_pb2 as proto_dot_bounds__pb2
 from proto import control_pb2 as proto_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/questions.proto\x12\x12hanse.questions.v1\x1a\x12proto/bounds.proto\x1a\x13proto/control.proto\"Q\n\nAnswerPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05whole\x18\x02 \x01(\x0b\x32\x1a.hanse.control.v1.AskReplyH\x00\x42\x06\n\x04part\"?\n\x0ePassageRequest\x12-\n\npassage_id\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\"\xaf\x01\n\x0cPassageReply\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\t\x12\x0c\n\x04kind\x18\x06 \x01(\t\x12\x0c\n\x04page\x18\x07 \x01(\r\x12\r\n\x05place\x18\x08 \x03(\x01\x12\x0e\n\x06\x62\x65\x66ore\x18\t \x01(\t\x12\r\n\x05\x61\x66ter\x18\n \x01(\t\"e\n\rSourceRequest\x12.\n\x0b\x64ocument_id\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x80@\x80\x01\x01\x12$\n\npassage_id\x18\x02 \x01(\tB\x10\xda\xe1\x18\x0c!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\"\xf8\x01\n\x0bSourceReply\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61te\x18\x03 \x01(\t\x12\x10\n\x08language\x18\x04 \x01(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\x12\x33\n\x08passages\x18\x06 \x03(\x0b\x32!.hanse.questions.v1.SourcePassage\x12\r\n\x05place\x18\x07 \x01(\r\x12\x0e\n\x06\x62\x65\x66ore\x18\x08 \x01(\r\x12\x0e\n\x06\x62\x65hind\x18\t \x01(\r\x12\x11\n\tfile_name\x18\n \x01(\t\x12\x12\n\nfile_bytes\x18\x0b \x01(\x04\x12\x11\n\thas_pages\x18\x0c \x01(\x08\"i\n\rSourcePassage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04page\x18\x05 \x01(\r\x12\x11\n\trectangle\x18\x06 \x03(\x02\"\xa4\x01\n\x0eProposeRequest\x12+\n\x08question\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\xd0@\x80\x01\x01\x12.\n\x0b\x64ocument_id\x18\x02 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x80@\x80\x01\x01\x12$\n\npassage_id\x18\x03 \x01(\tB\x10\xda\xe1\x18\x0c!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\x08\"\x0e\n\x0cProposeReply\">\n\x0c\x45mbedRequest\x12.\n\x05texts\x18\x01 \x03(\tB\x1f\xda\xe1\x18\x1b\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\xc0@b\x04\x08\x01\x10@\x80\x01\x01\"F\n\nEmbedReply\x12\x0f\n\x07vectors\x18\x01 \x01(\x0c\x12\x11\n\tdimension\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\"\x0f\n\rWhoamiRequest\"}\n\x0bWhoamiReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x03 \x01(\x04\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x13\n\x0b\x63ollections\x18\x05 \x03(\t\x12\x15\n\rall_documents\x18\x06 \x01(\x08\"\x0f\n\rHealthRequest\"\x1e\n\x0bHealthReply\x12\x0f\n\x07\x61nswers\x18\x01 \x01(\x08\"~\n\x0c\x46iguresReply\x12>\n\x07\x66igures\x18\x01 \x03(\x0b\x32-.hanse.questions.v1.FiguresReply.FiguresEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xa6\x07\n\tQuestions\x12?\n\x03\x41sk\x12\x1c.hanse.control.v1.AskRequest\x1a\x1a.hanse.control.v1.AskReply\x12N\n\x0cStreamAnswer\x12\x1c.hanse.control.v1.AskRequest\x1a\x1e.hanse.questions.v1.AnswerPart0\x01\x12H\n\x06Search\x12\x1f.hanse.control.v1.SearchRequest\x1a\x1d.hanse.control.v1.SearchReply\x12O\n\x07Passage\x12\".hanse.questions.v1.PassageRequest\x1a .hanse.questions.v1.PassageReply\x12L\n\x06Source\x12!.hanse.questions.v1.SourceRequest\x1a\x1f.hanse.questions.v1.SourceReply\x12M\n\tPageImage\x12\".hanse.control.v1.PageImageRequest\x1a\x1a.hanse.control.v1.FilePart0\x01\x12K\n\x08Original\x12!.hanse.control.v1.OriginalRequest\x1a\x1a.hanse.control.v1.FilePart0\x01\x12O\n\x07Propose\x12\".hanse.questions.v1.ProposeRequest\x1a .hanse.questions.v1.ProposeReply\x12I\n\x05\x45mbed\x12 .hanse.questions.v1.EmbedRequest\x1a\x1e.hanse.questions.v1.EmbedReply\x12L\n\x06Whoami\x12!.hanse.questions.v1.WhoamiRequest\x1a\x1f.hanse.questions.v1.WhoamiReply\x12L\n\x06Health\x12!.hanse.questions.v1.HealthRequest\x1a\x1f.hanse.questions.v1.HealthReply\x12K\n\x06Status\x12\x1f.hanse.control.v1.StatusRequest\x1a .hanse.questions.v1.FiguresReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/questions.proto\x12\x12hanse.questions.v1\x1a\x12proto/bounds.proto\x1a\x13proto/control.proto\"Q\n\nAnswerPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05whole\x18\x02 \x01(\x0b\x32\x1a.hanse.control.v1.AskReplyH\x00\x42\x06\n\x04part\"?\n\x0ePassageRequest\x12-\n\npassage_id\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\"\xaf\x01\n\x0cPassageReply\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\t\x12\x0c\n\x04kind\x18\x06 \x01(\t\x12\x0c\n\x04page\x18\x07 \x01(\r\x12\r\n\x05place\x18\x08 \x03(\x01\x12\x0e\n\x06\x62\x65\x66ore\x18\t \x01(\t\x12\r\n\x05\x61\x66ter\x18\n \x01(\t\"e\n\rSourceRequest\x12.\n\x0b\x64ocument_id\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x80@\x80\x01\x01\x12$\n\npassage_id\x18\x02 \x01(\tB\x10\xda\xe1\x18\x0c!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\"\xf8\x01\n\x0bSourceReply\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0e\n\x06\x61uthor\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61te\x18\x03 \x01(\t\x12\x10\n\x08language\x18\x04 \x01(\t\x12\x0c\n\x04tags\x18\x05 \x03(\t\x12\x33\n\x08passages\x18\x06 \x03(\x0b\x32!.hanse.questions.v1.SourcePassage\x12\r\n\x05place\x18\x07 \x01(\r\x12\x0e\n\x06\x62\x65\x66ore\x18\x08 \x01(\r\x12\x0e\n\x06\x62\x65hind\x18\t \x01(\r\x12\x11\n\tfile_name\x18\n \x01(\t\x12\x12\n\nfile_bytes\x18\x0b \x01(\x04\x12\x11\n\thas_pages\x18\x0c \x01(\x08\"i\n\rSourcePassage\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x03 \x01(\t\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0c\n\x04page\x18\x05 \x01(\r\x12\x11\n\trectangle\x18\x06 \x03(\x02\"\xa4\x01\n\x0eProposeRequest\x12+\n\x08question\x18\x01 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\xd0@\x80\x01\x01\x12.\n\x0b\x64ocument_id\x18\x02 \x01(\tB\x19\xda\xe1\x18\x15\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x80@\x80\x01\x01\x12$\n\npassage_id\x18\x03 \x01(\tB\x10\xda\xe1\x18\x0c!\x00\x00\x00\x00\x00\xc0\x82@\x80\x01\x01\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\x08\"\x0e\n\x0cProposeReply\"j\n\nUploadPart\x12.\n\x04\x66ile\x18\x01 \x01(\x0b\x32 .hanse.questions.v1.UploadedFile\x12\x1e\n\x07\x63ontent\x18\x02 \x01(\x0c\x42\r\xda\xe1\x18\t!\x00\x00\x00\x00\x00\x00\x10\x41\x12\x0c\n\x04last\x18\x03 \x01(\x08\"A\n\x0cUploadedFile\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"\"\n\x0bUploadReply\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\"\x10\n\x0eUploadsRequest\"O\n\x0cUploadsReply\x12+\n\x07uploads\x18\x01 \x03(\x0b\x32\x1a.hanse.questions.v1.Upload\x12\x12\n\nmost_bytes\x18\x02 \x01(\x04\"Z\n\x06Upload\x12\x13\n\x0b\x64ocument_id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06unix_s\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\">\n\x0c\x45mbedRequest\x12.\n\x05texts\x18\x01 \x03(\tB\x1f\xda\xe1\x18\x1b\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\xc0@b\x04\x08\x01\x10@\x80\x01\x01\"F\n\nEmbedReply\x12\x0f\n\x07vectors\x18\x01 \x01(\x0c\x12\x11\n\tdimension\x18\x02 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\"\x0f\n\rWhoamiRequest\"}\n\x0bWhoamiReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x16\n\x0e\x65xpires_unix_s\x18\x03 \x01(\x04\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x13\n\x0b\x63ollections\x18\x05 \x03(\t\x12\x15\n\rall_documents\x18\x06 \x01(\x08\"\x0f\n\rHealthRequest\"\x1e\n\x0bHealthReply\x12\x0f\n\x07\x61nswers\x18\x01 \x01(\x08\"~\n\x0c\x46iguresReply\x12>\n\x07\x66igures\x18\x01 \x03(\x0b\x32-.hanse.questions.v1.FiguresReply.FiguresEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc6\x08\n\tQuestions\x12?\n\x03\x41sk\x12\x1c.hanse.control.v1.AskRequest\x1a\x1a.hanse.control.v1.AskReply\x12N\n\x0cStreamAnswer\x12\x1c.hanse.control.v1.AskRequest\x1a\x1e.hanse.questions.v1.AnswerPart0\x01\x12H\n\x06Search\x12\x1f.hanse.control.v1.SearchRequest\x1a\x1d.hanse.control.v1.SearchReply\x12O\n\x07Passage\x12\".hanse.questions.v1.PassageRequest\x1a .hanse.questions.v1.PassageReply\x12L\n\x06Source\x12!.hanse.questions.v1.SourceRequest\x1a\x1f.hanse.questions.v1.SourceReply\x12M\n\tPageImage\x12\".hanse.control.v1.PageImageRequest\x1a\x1a.hanse.control.v1.FilePart0\x01\x12K\n\x08Original\x12!.hanse.control.v1.OriginalRequest\x1a\x1a.hanse.control.v1.FilePart0\x01\x12O\n\x07Propose\x12\".hanse.questions.v1.ProposeRequest\x1a .hanse.questions.v1.ProposeReply\x12M\n\x06Upload\x12\x1e.hanse.questions.v1.UploadPart\x1a\x1f.hanse.questions.v1.UploadReply(\x01\x30\x01\x12O\n\x07Uploads\x12\".hanse.questions.v1.UploadsRequest\x1a .hanse.questions.v1.UploadsReply\x12I\n\x05\x45mbed\x12 .hanse.questions.v1.EmbedRequest\x1a\x1e.hanse.questions.v1.EmbedReply\x12L\n\x06Whoami\x12!.hanse.questions.v1.WhoamiRequest\x1a\x1f.hanse.questions.v1.WhoamiReply\x12L\n\x06Health\x12!.hanse.questions.v1.HealthRequest\x1a\x1f.hanse.questions.v1.HealthReply\x12K\n\x06Status\x12\x1f.hanse.control.v1.StatusRequest\x1a .hanse.questions.v1.FiguresReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,6 +45,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST'].fields_by_name['document_id']._serialized_options = b'\332\341\030\025\021\000\000\000\000\000\000\360?!\000\000\000\000\000\000\200@\200\001\001'
   _globals['_PROPOSEREQUEST'].fields_by_name['passage_id']._loaded_options = None
   _globals['_PROPOSEREQUEST'].fields_by_name['passage_id']._serialized_options = b'\332\341\030\014!\000\000\000\000\000\300\202@\200\001\001'
+  _globals['_UPLOADPART'].fields_by_name['content']._loaded_options = None
+  _globals['_UPLOADPART'].fields_by_name['content']._serialized_options = b'\332\341\030\t!\000\000\000\000\000\000\020A'
   _globals['_EMBEDREQUEST'].fields_by_name['texts']._loaded_options = None
   _globals['_EMBEDREQUEST'].fields_by_name['texts']._serialized_options = b'\332\341\030\033\021\000\000\000\000\000\000\360?!\000\000\000\000\000\000\300@b\004\010\001\020@\200\001\001'
   _globals['_FIGURESREPLY_FIGURESENTRY']._loaded_options = None
@@ -65,22 +67,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST']._serialized_end=1038
   _globals['_PROPOSEREPLY']._serialized_start=1040
   _globals['_PROPOSEREPLY']._serialized_end=1054
-  _globals['_EMBEDREQUEST']._serialized_start=1056
-  _globals['_EMBEDREQUEST']._serialized_end=1118
-  _globals['_EMBEDREPLY']._serialized_start=1120
-  _globals['_EMBEDREPLY']._serialized_end=1190
-  _globals['_WHOAMIREQUEST']._serialized_start=1192
-  _globals['_WHOAMIREQUEST']._serialized_end=1207
-  _globals['_WHOAMIREPLY']._serialized_start=1209
-  _globals['_WHOAMIREPLY']._serialized_end=1334
-  _globals['_HEALTHREQUEST']._serialized_start=1336
-  _globals['_HEALTHREQUEST']._serialized_end=1351
-  _globals['_HEALTHREPLY']._serialized_start=1353
-  _globals['_HEALTHREPLY']._serialized_end=1383
-  _globals['_FIGURESREPLY']._serialized_start=1385
-  _globals['_FIGURESREPLY']._serialized_end=1511
-  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_start=1465
-  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_end=1511
-  _globals['_QUESTIONS']._serialized_start=1514
-  _globals['_QUESTIONS']._serialized_end=2448
+  _globals['_UPLOADPART']._serialized_start=1056
+  _globals['_UPLOADPART']._serialized_end=1162
+  _globals['_UPLOADEDFILE']._serialized_start=1164
+  _globals['_UPLOADEDFILE']._serialized_end=1229
+  _globals['_UPLOADREPLY']._serialized_start=1231
+  _globals['_UPLOADREPLY']._serialized_end=1265
+  _globals['_UPLOADSREQUEST']._serialized_start=1267
+  _globals['_UPLOADSREQUEST']._serialized_end=1283
+  _globals['_UPLOADSREPLY']._serialized_start=1285
+  _globals['_UPLOADSREPLY']._serialized_end=1364
+  _globals['_UPLOAD']._serialized_start=1366
+  _globals['_UPLOAD']._serialized_end=1456
+  _globals['_EMBEDREQUEST']._serialized_start=1458
+  _globals['_EMBEDREQUEST']._serialized_end=1520
+  _globals['_EMBEDREPLY']._serialized_start=1522
+  _globals['_EMBEDREPLY']._serialized_end=1592
+  _globals['_WHOAMIREQUEST']._serialized_start=1594
+  _globals['_WHOAMIREQUEST']._serialized_end=1609
+  _globals['_WHOAMIREPLY']._serialized_start=1611
+  _globals['_WHOAMIREPLY']._serialized_end=1736
+  _globals['_HEALTHREQUEST']._serialized_start=1738
+  _globals['_HEALTHREQUEST']._serialized_end=1753
+  _globals['_HEALTHREPLY']._serialized_start=1755
+  _globals['_HEALTHREPLY']._serialized_end=1785
+  _globals['_FIGURESREPLY']._serialized_start=1787
+  _globals['_FIGURESREPLY']._serialized_end=1913
+  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_start=1867
+  _globals['_FIGURESREPLY_FIGURESENTRY']._serialized_end=1913
+  _globals['_QUESTIONS']._serialized_start=1916
+  _globals['_QUESTIONS']._serialized_end=3010
 # @@protoc_insertion_point(module_scope)

@@ -98,6 +98,7 @@ Action = Literal[
     "stop",
     "stop-training",
     "train",
+    "upload",
     "vote",
 ]
 """What an entry can be of, beside `TORN`, `BROKEN` and `SEVERAL`; docs/fedctl.md has rows."""
