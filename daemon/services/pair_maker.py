@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from daemon.library.contents import RemovedCounts
 from daemon.library.file_notes import FilesGone
 from daemon.library.readers.documents import Pair
 from daemon.library.store import Library
-from daemon.pairs.proposals import Proposal, Proposals
+from daemon.pairs.proposals import Proposal, ProposalRefused, Proposals
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
@@ -174,7 +175,8 @@ class PairMaker:
         """Remove documents, and forget what was made of them, before anything is made again.
 
         ``gone``: with the notes of these files. Raises LearningError while pairs are being
-        made, and nothing has happened then.
+        made, and nothing has happened then; ProposalRefused where all is gone but what people
+        said of them.
         """
         if self.busy:
             raise LearningError("pairs are being made: wait until that has ended, or end it")
@@ -182,10 +184,16 @@ class PairMaker:
             await self._answering.run(
                 pairs.forget_documents, self._path, self._replies, list(documents)
             )
+            # Before it, for whoever is killed in between, and behind it, for what was said
+            # meanwhile. A store of proposals that is damaged keeps no document here.
+            with suppress(ProposalRefused):
+                await self.proposals.forget_documents(documents)
             removed = await self._collection.remove(documents, gone)
-            # Behind it: what was said meanwhile goes, too, and a store of these that can't be
-            # written keeps no document here. It is said then, and to remove them again is enough.
-            await self.proposals.forget_documents(documents)
+            try:
+                await self.proposals.forget_documents(documents)
+            except ProposalRefused as error:
+                cause = "the documents are removed, but not what people said of them"
+                raise ProposalRefused(f"{cause}: {error}; then remove them again") from error
             return removed
 
     # ---- what people propose -------------------------------------------------------

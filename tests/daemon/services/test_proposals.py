@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from daemon.library.readers.documents import Pair
-from daemon.pairs.proposals import Proposal
+from daemon.pairs.proposals import Proposal, ProposalRefused
 from daemon.process.workers import Worker
 from daemon.services.pair_maker import PairMaker
 from tests.daemon.services.test_site_learning import DOCUMENTS, Site, encoder, worker
@@ -88,3 +88,16 @@ async def test_with_a_document_go_its_proposals_however_it_goes(site: Site) -> N
     assert await maker.proposed() == []
     kept = await asyncio.to_thread(lambda: [*site.state.glob("proposals*")])
     assert kept == []
+
+
+async def test_a_damaged_file_of_proposals_keeps_no_document_here(site: Site) -> None:
+    maker = site.maker()
+    await maker.propose("ada", "what is it?", PUMP, "", answers=True)
+    (kept,) = site.state.glob("proposals*")
+    kept.write_bytes(b"torn")
+    with pytest.raises(ProposalRefused, match=r"are removed, but not what people said.*delete it"):
+        await maker.remove([PUMP])
+    assert await site.collection.known([PUMP]) == set()
+    kept.unlink()
+    await maker.remove([PUMP])
+    assert await maker.proposed() == []
