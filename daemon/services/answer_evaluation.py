@@ -10,6 +10,7 @@ same version goes on from there.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,6 +119,7 @@ class AnswerJudge:
         self._collection = collection
         self._answering = answering
         self._kept = _UnderWay()
+        self._one_at_a_time = asyncio.Lock()  # two would take what the other keeps
 
     async def judge(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -127,8 +129,15 @@ class AnswerJudge:
         ``listener`` gets `EvaluationProgress`, and each `AskedPair`. Whoever cancels waits for no
         other question; `so_far` has the figures then, and the next call asks the rest. Where
         another version comes to answer meanwhile, it ends with what the first one was asked.
-        Raises NothingToCompareError, and EvaluationError where every question failed.
+        Raises NothingToCompareError, and EvaluationError where every question failed, or
+        somebody else's evaluation is under way.
         """
+        if self._one_at_a_time.locked():
+            raise EvaluationError("answers are being judged: wait until that has ended, or end it")
+        async with self._one_at_a_time:
+            return await self._judge(split, listener)
+
+    async def _judge(self, split: str, listener: Callable[[object], None]) -> AnswerEvaluation:
         listener(EvaluationProgress("index"))
         await self._collection.until_settled()
         split, pairs, without = await self._collection.read(partial(_referenced, split=split))

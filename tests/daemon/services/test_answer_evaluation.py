@@ -192,6 +192,23 @@ async def test_who_gives_up_is_asked_no_other_question(site: Collection, worker:
         await AnswerJudge(site, worker).so_far()
 
 
+async def test_two_at_once_do_not_take_what_the_other_keeps(
+    site: Collection, worker: Worker
+) -> None:
+    await site.ingest([], [pair(one, "test", "Somebody") for one in SUBJECTS])
+    judge, others = AnswerJudge(site, worker), list[asyncio.Task[object]]()
+
+    def listener(step: object) -> None:
+        if step == ("answers", 3, 8):
+            others.append(asyncio.create_task(judge.judge("test")))
+
+    judged = await judge.judge("test", listener)
+    assert (judged.questions, judged.partial) == (8, "")
+    with pytest.raises(EvaluationError, match="are being judged: wait until that has ended"):
+        await others[0]
+    assert (await judge.judge("test")).questions == 8
+
+
 async def test_a_failing_question_costs_the_others_nothing(
     site: Collection, worker: Worker
 ) -> None:
