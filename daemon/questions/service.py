@@ -163,7 +163,12 @@ class QuestionsService(rpc.QuestionsServicer):
     @staticmethod
     async def _check_sees_all(bearer: Bearer, context: Context) -> None:
         """The call ends here for who may ask of some collections, whoever gave them the scope."""
-        if bearer.rights() is not None:
+        try:
+            of_some = bearer.rights() is not None
+        except NotAllowed as refusal:  # revoked since it was looked at
+            metrics.count("hanse_token_refusals")
+            await end(context, refusal)
+        if of_some:
             cause = f"{bearer.name!r} is for some collections, and this is of the whole site"
             await end(context, NotAllowed(grpc.StatusCode.PERMISSION_DENIED, cause))
 

@@ -19,6 +19,7 @@ import pytest
 
 from config.control_socket import ASKS_FOR
 from daemon.control.context import WithinBounds
+from daemon.questions.credentials import Asker, Bearer
 from daemon.questions.service import QUESTIONS, QuestionsService
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit import AuditLog
@@ -363,3 +364,15 @@ async def test_no_two_who_ask_have_one_name(site: Site) -> None:
         "token:chat:u-1",
         "oidc:clinic:token:chat:u-1",
     ]
+
+
+async def test_all_people_behind_a_program_share_its_turns(site: Site) -> None:
+    """It could name a hundred, and each would come between two questions of somebody else."""
+
+    def share(actor: str) -> str:
+        asker = Asker("somebody", actor, {}, 0)
+        return Bearer(lambda: asker, asker, "ask").share
+
+    assert share("token:chat:u-1") == share("token:chat:u-2") == share("token:chat")
+    assert share("token:chat") != share("token:chat2")
+    assert share("oidc:clinic:ann") != share("oidc:clinic:bob")

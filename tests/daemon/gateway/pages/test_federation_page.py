@@ -163,3 +163,9 @@ async def test_axe_finds_nothing_on_the_federation_s_page(gate: Gate, chromium: 
         await sign_in(page, await gate.token("view"))
         await page.get_by_role("heading", name="Peers").wait_for()
         await check_accessible(page, "the federation")
+
+
+@pytest.mark.parametrize("unix_s", [253402300800.0, 2.0**62, float("inf"), float("nan"), -1e18])
+def test_a_time_that_nobody_lives_at_is_said_to_be_none(unix_s: float) -> None:
+    """A coordinator says when a round was committed, and nobody signs that."""
+    assert federation.day_and_minute(unix_s) == "at no time there is"
