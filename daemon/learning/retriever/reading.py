@@ -143,7 +143,7 @@ def languages_of(folder: Path) -> frozenset[str]:
         return frozenset()
     try:
         said = (metadata_load(card) or {}).get("language") or []
-    except (OSError, ValueError, YAMLError):
+    except (OSError, ValueError, RecursionError, YAMLError):
         return frozenset()
     named = [said] if isinstance(said, str) else said
     if not isinstance(named, list) or not all(

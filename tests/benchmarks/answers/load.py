@@ -22,6 +22,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -46,7 +47,7 @@ from tests.daemon.gateway.test_starts import self_signed
 from tests.daemon.process.model_server import writing
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "load.jsonl"
-STATED: Final = 8.0  # answers a second that a site gives beside rounds, as docs/figures.md says
+STATED: Final = 8.0  # answers a second beside rounds: a guess, until it was measured and is stated
 SHARE: Final = 0.8  # of them, below which nearly nobody is refused
 TOKENS: Final = 8
 STREAMED: Final = 4  # every so manieth answer is read as it comes
@@ -453,6 +454,8 @@ def main() -> None:
     parser.add_argument("--written", action="store_true", help="by a slow model's server")
     parser.add_argument("--keep", action="store_true", help=f"in {RESULTS.name}")
     chosen = parser.parse_args()
+    # Whoever ends it ends the sites that it has started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     server = writing(slowly) if chosen.written else nullcontext()
     with tempfile.TemporaryDirectory(prefix="hanse-load-") as folder, server as model:
         url = model.url if model is not None else ""

@@ -258,6 +258,7 @@ def test_a_prompt_leaves_room_for_the_text(folder: Path) -> None:
         ("---\nlanguage: 7\n---\n", set()),
         ("---\nlanguage: {en: 1}\n---\n", set()),
         ("---\nlanguage: [\n---\n", set()),
+        (f"---\nlanguage: {'[' * 5000}\n---\n", set()),
         ("---\n- en\n---\n", set()),
         ("---\nlanguage: en\n---\n" + "a" * (1 << 20), set()),
         ("# A model for English", set()),
