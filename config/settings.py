@@ -108,7 +108,7 @@ class ControlSettings(Section):
 class GatewaySettings(Section):
     """``[gateway]``: what people's programs ask of this site with tokens, over HTTP (`fedgate`).
 
-    `fedd` reads the first four, `fedgate` all but the group and the people.
+    `fedd` reads the first four and ``upload_mib``, `fedgate` all but the group and the people.
     """
 
     enabled: bool = False
@@ -120,6 +120,7 @@ class GatewaySettings(Section):
     tls_key: FilePath | None = None
     url: PageUrl | None = None  # None: citations in programs name passages and open nowhere
     requests: int = Field(16, ge=1, le=1000)
+    upload_mib: int = Field(64, ge=0, le=1024)
 
 
 @planned("encoder")

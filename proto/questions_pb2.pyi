@@ -322,6 +322,179 @@ class ProposeReply(_message.Message):
 Global___ProposeReply: _TypeAlias = ProposeReply  # noqa: Y015
 
 @_typing.final
+class UploadPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """in those behind it"""
+    last: _builtins.bool
+    """with this one it is whole"""
+    @_builtins.property
+    def file(self) -> Global___UploadedFile:
+        """in the first part, and in no other"""
+
+    def __init__(
+        self,
+        *,
+        file: Global___UploadedFile | None = ...,
+        content: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "file", b"file", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadPart: _TypeAlias = UploadPart  # noqa: Y015
+
+@_typing.final
+class UploadedFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLLECTION_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    collection: _builtins.str
+    """in which it is to lie: one of the token's, or below it"""
+    name: _builtins.str
+    """of the file, without a folder"""
+    replace: _builtins.bool
+    """what was brought under this name before goes for it"""
+    def __init__(
+        self,
+        *,
+        collection: _builtins.str = ...,
+        name: _builtins.str = ...,
+        replace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collection", b"collection", "name", b"name", "replace", b"replace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadedFile: _TypeAlias = UploadedFile  # noqa: Y015
+
+@_typing.final
+class UploadReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPLOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def upload(self) -> Global___Upload:
+        """how far it is"""
+
+    def __init__(
+        self,
+        *,
+        upload: Global___Upload | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["upload", b"upload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["upload", b"upload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadReply: _TypeAlias = UploadReply  # noqa: Y015
+
+@_typing.final
+class UploadsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadsRequest: _TypeAlias = UploadsRequest  # noqa: Y015
+
+@_typing.final
+class UploadsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPLOADS_FIELD_NUMBER: _builtins.int
+    MOST_BYTES_FIELD_NUMBER: _builtins.int
+    ENDINGS_FIELD_NUMBER: _builtins.int
+    COLLECTIONS_FIELD_NUMBER: _builtins.int
+    ALL_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    most_bytes: _builtins.int
+    """of a file; 0: none is taken here"""
+    all_documents: _builtins.bool
+    """into any"""
+    @_builtins.property
+    def uploads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Upload]:
+        """the newest first, 50 at most"""
+
+    @_builtins.property
+    def endings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the names of files that are read"""
+
+    @_builtins.property
+    def collections(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """into which, and into what is below them; empty beside all_documents"""
+
+    def __init__(
+        self,
+        *,
+        uploads: _abc.Iterable[Global___Upload] | None = ...,
+        most_bytes: _builtins.int = ...,
+        endings: _abc.Iterable[_builtins.str] | None = ...,
+        collections: _abc.Iterable[_builtins.str] | None = ...,
+        all_documents: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_documents", b"all_documents", "collections", b"collections", "endings", b"endings", "most_bytes", b"most_bytes", "uploads", b"uploads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadsReply: _TypeAlias = UploadsReply  # noqa: Y015
+
+@_typing.final
+class Upload(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    UNIX_S_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """what it is to be called, or is"""
+    bytes: _builtins.int
+    """of the file"""
+    unix_s: _builtins.int
+    """when it came"""
+    state: _builtins.str
+    """waiting, reading, stored, searchable, unchanged (it is here already) or refused"""
+    cause: _builtins.str
+    """why it was refused, or what of it was not read; empty: nothing"""
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        unix_s: _builtins.int = ...,
+        state: _builtins.str = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "document_id", b"document_id", "state", b"state", "unix_s", b"unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Upload: _TypeAlias = Upload  # noqa: Y015
+
+@_typing.final
 class EmbedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

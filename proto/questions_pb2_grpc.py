@@ -75,6 +75,16 @@ class QuestionsStub:
                 request_serializer=proto_dot_questions__pb2.ProposeRequest.SerializeToString,
                 response_deserializer=proto_dot_questions__pb2.ProposeReply.FromString,
                 _registered_method=True)
+        self.Upload = channel.stream_stream(
+                '/hanse.questions.v1.Questions/Upload',
+                request_serializer=proto_dot_questions__pb2.UploadPart.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.UploadReply.FromString,
+                _registered_method=True)
+        self.Uploads = channel.unary_unary(
+                '/hanse.questions.v1.Questions/Uploads',
+                request_serializer=proto_dot_questions__pb2.UploadsRequest.SerializeToString,
+                response_deserializer=proto_dot_questions__pb2.UploadsReply.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/hanse.questions.v1.Questions/Embed',
                 request_serializer=proto_dot_questions__pb2.EmbedRequest.SerializeToString,
@@ -164,6 +174,22 @@ class QuestionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Upload(self, request_iterator, context):
+        """Scope upload. A file, to be read and to become a document of a collection: first what it is;
+        when that is answered its bytes, the last of them said to be; when it is read, or
+        after twenty seconds, a second answer. What becomes of it then, Uploads tells.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Uploads(self, request, context):
+        """Scope upload. What became of the files that who asks has brought since fedd started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """Scope embed. Texts as the version that answers embeds questions.
         """
@@ -243,6 +269,16 @@ def add_QuestionsServicer_to_server(servicer, server):
                     servicer.Propose,
                     request_deserializer=proto_dot_questions__pb2.ProposeRequest.FromString,
                     response_serializer=proto_dot_questions__pb2.ProposeReply.SerializeToString,
+            ),
+            'Upload': grpc.stream_stream_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=proto_dot_questions__pb2.UploadPart.FromString,
+                    response_serializer=proto_dot_questions__pb2.UploadReply.SerializeToString,
+            ),
+            'Uploads': grpc.unary_unary_rpc_method_handler(
+                    servicer.Uploads,
+                    request_deserializer=proto_dot_questions__pb2.UploadsRequest.FromString,
+                    response_serializer=proto_dot_questions__pb2.UploadsReply.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -486,6 +522,60 @@ class Questions:
             '/hanse.questions.v1.Questions/Propose',
             proto_dot_questions__pb2.ProposeRequest.SerializeToString,
             proto_dot_questions__pb2.ProposeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hanse.questions.v1.Questions/Upload',
+            proto_dot_questions__pb2.UploadPart.SerializeToString,
+            proto_dot_questions__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Uploads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.questions.v1.Questions/Uploads',
+            proto_dot_questions__pb2.UploadsRequest.SerializeToString,
+            proto_dot_questions__pb2.UploadsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,13 @@ class QuestionsStub:
     """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
     which nothing uses before the site's operator has looked at it.
     """
+    Upload: _grpc.StreamStreamMultiCallable[_questions_pb2.UploadPart, _questions_pb2.UploadReply]
+    """Scope upload. A file, to be read and to become a document of a collection: first what it is;
+    when that is answered its bytes, the last of them said to be; when it is read, or
+    after twenty seconds, a second answer. What becomes of it then, Uploads tells.
+    """
+    Uploads: _grpc.UnaryUnaryMultiCallable[_questions_pb2.UploadsRequest, _questions_pb2.UploadsReply]
+    """Scope upload. What became of the files that who asks has brought since fedd started."""
     Embed: _grpc.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _grpc.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]
@@ -106,6 +113,13 @@ class QuestionsAsyncStub(QuestionsStub):
     """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
     which nothing uses before the site's operator has looked at it.
     """
+    Upload: _aio.StreamStreamMultiCallable[_questions_pb2.UploadPart, _questions_pb2.UploadReply]  # type: ignore[assignment]
+    """Scope upload. A file, to be read and to become a document of a collection: first what it is;
+    when that is answered its bytes, the last of them said to be; when it is read, or
+    after twenty seconds, a second answer. What becomes of it then, Uploads tells.
+    """
+    Uploads: _aio.UnaryUnaryMultiCallable[_questions_pb2.UploadsRequest, _questions_pb2.UploadsReply]  # type: ignore[assignment]
+    """Scope upload. What became of the files that who asks has brought since fedd started."""
     Embed: _aio.UnaryUnaryMultiCallable[_questions_pb2.EmbedRequest, _questions_pb2.EmbedReply]  # type: ignore[assignment]
     """Scope embed. Texts as the version that answers embeds questions."""
     Whoami: _aio.UnaryUnaryMultiCallable[_questions_pb2.WhoamiRequest, _questions_pb2.WhoamiReply]  # type: ignore[assignment]
@@ -191,6 +205,25 @@ class QuestionsServicer(metaclass=_abc_1.ABCMeta):
         """Scope propose. Say that a document that one may see answers a question, or does not: a proposal,
         which nothing uses before the site's operator has looked at it.
         """
+
+    @_abc_1.abstractmethod
+    def Upload(
+        self,
+        request_iterator: _MaybeAsyncIterator[_questions_pb2.UploadPart],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_questions_pb2.UploadReply], _abc.AsyncIterator[_questions_pb2.UploadReply]]:
+        """Scope upload. A file, to be read and to become a document of a collection: first what it is;
+        when that is answered its bytes, the last of them said to be; when it is read, or
+        after twenty seconds, a second answer. What becomes of it then, Uploads tells.
+        """
+
+    @_abc_1.abstractmethod
+    def Uploads(
+        self,
+        request: _questions_pb2.UploadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_questions_pb2.UploadsReply, _abc.Awaitable[_questions_pb2.UploadsReply]]:
+        """Scope upload. What became of the files that who asks has brought since fedd started."""
 
     @_abc_1.abstractmethod
     def Embed(

@@ -10,7 +10,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 # isort: split
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -134,23 +134,14 @@ class Calls(rpc.ControlServicer):
     async def _audited(
         self, context: Context, action: Action, **asked: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Recorded before it begins, or refused; and how it ended, with what is put in the dict."""
-        begun = asyncio.ensure_future(self._audit.record(self._actor, action, "begun", **asked))
-        outcome, found = "refused or failed", dict[str, Any]()
-        try:
-            await asyncio.shield(begun)
-        except AuditError as error:
-            await refuse(context, str(error))
-        except asyncio.CancelledError:  # what has begun in the log ends there, too
-            with suppress(AuditError):
-                await begun
-                await self._audit.record_or_owe(self._actor, action, outcome)
-            raise
-        try:
+        """As `AuditLog.span`; refused where it can't be recorded."""
+        async with AsyncExitStack() as stack:
+            span = self._audit.span(self._actor, action, **asked)
+            try:
+                found = await stack.enter_async_context(span)
+            except AuditError as error:
+                await refuse(context, str(error))
             yield found
-            outcome = "done"
-        finally:
-            await self._audit.record_or_owe(self._actor, action, outcome, **found)
 
     async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
         """The result of ``work``; what it refuses is told to the person as it is."""

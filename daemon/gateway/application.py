@@ -34,6 +34,8 @@ from daemon.gateway.connections import HEADER_BYTES
 from daemon.gateway.conversation import CHORES, is_chore, question_of
 from daemon.gateway.event_stream import EventStream, while_there
 from daemon.gateway.fedd import Credential, Fedd
+from daemon.gateway.pages.file_forms import FORM_BYTES, FileForm
+from daemon.gateway.pages.forms import FormError
 from daemon.gateway.refusals import Refusal, answer_to, rpc_answer_to
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
@@ -43,6 +45,7 @@ log = structlog.get_logger()
 
 _BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have one in memory
 _DROPPED_BYTES: Final = 16 << 20
+_FILE_BYTES: Final = 1 << 30  # whatever fedd says: a number that came with it
 _BODY_S: Final = 15.0
 _TOKENS: Final = 1000  # as many as a site has
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
@@ -69,7 +72,7 @@ class Gateway:
         self._under_way = Counter[str]()  # of each token
         # Tokens that fedd has let in, to be known again and not to be read.
         self._key, self._of_this_site = os.urandom(32), set[bytes]()
-        self._pages = Pages(fedd, self._in_turn, body_of)
+        self._pages = Pages(fedd, self._in_turn, body_of, partial(bring, fedd))
 
     def application(self) -> ASGIApp:
         """What a server runs."""
@@ -81,6 +84,8 @@ class Gateway:
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/search", self.search, methods=["POST"]),
             Route("/v1/feedback", self.feedback, methods=["POST"]),
+            Route("/v1/documents", self.bring, methods=["POST"]),
+            Route("/v1/documents", self.brought, methods=["GET"]),
             Route("/mcp", self.mcp, methods=["POST"]),
             *self._pages.routes(),
         ]
@@ -171,6 +176,19 @@ class Gateway:
         async with self._admitted(token):
             await self._fedd.propose(questions.ProposeRequest(**said.model_dump()), token)
         return Response(status_code=204)
+
+    async def bring(self, request: Request) -> Response:
+        """A file that becomes a document: 202 where it is not read yet."""
+        upload = await bring(self._fedd, request, token_of(request))
+        if upload.state == "refused":
+            raise Refusal(422, upload.cause)
+        told = site_api.brought(upload).model_dump(mode="json")
+        return JSONResponse(told, 202 if upload.state in ("waiting", "reading") else 200)
+
+    async def brought(self, request: Request) -> Response:
+        """What became of files that this token has brought."""
+        reply = await self._fedd.uploads(token_of(request))
+        return JSONResponse(site_api.uploads_of(reply).model_dump(mode="json"))
 
     async def mcp(self, request: Request) -> Response:
         """Tools for agents, over the Model Context Protocol.
@@ -327,6 +345,72 @@ async def body_of(request: Request) -> bytes:
     if size > _BODY_BYTES:
         raise Refusal(413, cause)
     return bytes(body)
+
+
+async def bring(fedd: Fedd, request: Request, credential: str) -> questions.Upload:
+    """Pass on the file that a request holds; how far fedd is with it.
+
+    Refusal for a request that holds none, and as fedd has it. A body of who may bring something
+    is read to its end all the same: whoever is hung up on while they send takes that for a broken
+    line, and learns no reason.
+    """
+    size = _size_of(request)
+    try:
+        may = await fedd.uploads(credential)
+    except Refusal as refusal:
+        refusal.headers = {**(refusal.headers or {}), "Connection": "close"}
+        raise
+    body = request.stream()
+    try:
+        if size > may.most_bytes + FORM_BYTES:
+            raise _too_large(may)
+        form = FileForm(request.headers.get("content-type", ""))
+        pieces = form.read(body)
+        # Behind it the fields are known that stand before the file.
+        first = await anext(pieces, b"")
+        file = questions.UploadedFile(
+            collection=form.fields.get("collection", "").strip(),
+            name=form.file_name,
+            replace=form.fields.get("replace") == "yes",
+        )
+        return await fedd.upload(file, _with(first, pieces), credential)
+    except FormError as error:
+        await _read_to_its_end(body)
+        raise Refusal(400, str(error)) from None
+    except Refusal:
+        await _read_to_its_end(body)
+        raise
+
+
+def _size_of(request: Request) -> int:
+    """What the body says of its length. Refusal where it says nothing, or too much."""
+    told = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers or not told:
+        cause = "say how long the body is (Content-Length) instead of sending it in chunks"
+        raise Refusal(411, cause, unread=True)
+    if not told.isascii() or not told.isdecimal() or len(told) > 12:
+        raise Refusal(400, "Content-Length is no number", unread=True)
+    if int(told) > _FILE_BYTES + FORM_BYTES:
+        raise Refusal(413, "more than a GiB: cut it into several files", unread=True)
+    return int(told)
+
+
+def _too_large(may: questions.UploadsReply) -> Refusal:
+    if not may.most_bytes:
+        return Refusal(403, "this site takes no files from people (gateway.upload_mib is 0)")
+    most = f"a file has at most {may.most_bytes >> 20} MiB here"
+    return Refusal(413, f"{most}: cut it into several")
+
+
+async def _with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+async def _read_to_its_end(body: AsyncIterator[bytes]) -> None:
+    async for _ in body:
+        pass
 
 
 class Guarded:

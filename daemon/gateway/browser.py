@@ -29,10 +29,11 @@ from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_
 from daemon.gateway.pages.rendering import FILE_HEADERS, Rendering
 from daemon.gateway.refusals import Refusal
 from proto.control_pb2 import AskReply
-from proto.questions_pb2 import ProposeRequest, SourceReply, WhoamiReply
+from proto.questions_pb2 import ProposeRequest, SourceReply, Upload, WhoamiReply
 
 Turn = Callable[[str], AbstractContextManager[None]]
 ReadBody = Callable[[Request], Awaitable[bytes]]
+Bring = Callable[[Request, str], Awaitable[Upload]]
 
 _DPI: Final = 110  # of a page's image: A4 in 910 x 1290 pixels, which can be read
 _ROUNDS: Final = 100  # the newest, of which a look-on shows the curve
@@ -58,30 +59,27 @@ class Person:
     site: str
     name: str
     until: str  # a day
-    asks: bool
-    searches: bool
-    downloads: bool
-    proposes: bool
-    views: bool
+    scopes: frozenset[str]
 
     @classmethod
     def of(cls, credential: str, who: WhoamiReply) -> Person:
         """As fedd says of a credential."""
-        scopes = set(who.scopes)
         until = datetime.fromtimestamp(who.expires_unix_s, UTC).date().isoformat()
-        scopes_in_turn = ("ask", "search", "originals", "propose", "view")
-        may = (one in scopes for one in scopes_in_turn)
-        return cls(credential, who.site, who.name, until, *may)
+        return cls(credential, who.site, who.name, until, frozenset(who.scopes))
 
 
 class Pages:
     """Answers browsers by asking fedd, with the token of whoever is signed in."""
 
-    def __init__(self, fedd: Fedd, turn: Turn, body_of: ReadBody) -> None:
-        """``turn``: one of those that wait for fedd. ``body_of``: a body, bounded."""
+    def __init__(self, fedd: Fedd, turn: Turn, body_of: ReadBody, bring: Bring) -> None:
+        """``turn``: one of those that wait for fedd. ``body_of``: a body, bounded.
+
+        ``bring``: passes the file in a body on, with a credential.
+        """
         self._fedd = fedd
         self._turn = turn
         self._body_of = body_of
+        self._bring = bring
         self._rendering = Rendering()
 
     def routes(self) -> list[Route]:
@@ -96,6 +94,8 @@ class Pages:
             Route("/search", self.search, methods=["POST"]),
             Route("/propose", self.propose, methods=["POST"]),
             Route("/federation", self.federation, methods=["GET"]),
+            Route("/upload", self.upload_page, methods=["GET"]),
+            Route("/upload", self.upload, methods=["POST"]),
             Route("/source", self.source, methods=["GET"]),
             Route("/source/page", self.page_image, methods=["GET"]),
             Route("/source/original", self.original, methods=["GET"]),
@@ -135,13 +135,15 @@ class Pages:
         if not session.credential_of(request):
             return self._rendering.page("sign_in.html", 200, **_signing_in(request, ""))
         person = await self._person(request)
-        if person.asks:
+        if "ask" in person.scopes:
             return self._ask_page(person)
-        if person.searches:
+        if "search" in person.scopes:
             return RedirectResponse("/search", 303)
-        if person.views:
+        if "view" in person.scopes:
             return RedirectResponse("/federation", 303)
-        cause = f"the token {person.name!r} is for neither asking nor searching nor looking on"
+        if "upload" in person.scopes:
+            return RedirectResponse("/upload", 303)
+        cause = f"the token {person.name!r} is for nothing that this page has"
         return self._problem(403, cause, person)
 
     async def home_instead(self, _request: Request) -> Response:
@@ -159,7 +161,7 @@ class Pages:
         person = Person.of(credential, await self._fedd.whoami(credential))
         to = told.get("to", "")
         reply: Response = RedirectResponse(to if _WAY_BACK.fullmatch(to) else "/", 303)
-        if question and person.asks:  # which was refused for the token before
+        if question and "ask" in person.scopes:  # which was refused for the token before
             reply = self._ask_page(person, question)
         session.sign_in(request, reply, token)
         return reply
@@ -204,7 +206,7 @@ class Pages:
     async def search_page(self, request: Request) -> Response:
         """Where one searches."""
         person = await self._person(request)
-        if not person.searches:
+        if "search" not in person.scopes:
             raise Refusal(403, f"the token {person.name!r} needs the scope 'search' for this")
         return self._search_page(person, SearchForm())
 
@@ -242,6 +244,37 @@ class Pages:
         return self._rendering.page(
             "noted.html", 200, person=person, here="", answers=wanted.answers
         )
+
+    # ---- files that people bring ---------------------------------------------------
+
+    async def upload_page(self, request: Request) -> Response:
+        """Where one brings a file, and sees what became of those before."""
+        person = await self._person(request)
+        return await self._upload_page(person)
+
+    async def upload(self, request: Request) -> Response:
+        """A file that becomes a document of the site; who opens the page anew brings it once."""
+        _check_own_page(request)
+        person = await self._person(request)
+        try:
+            await self._bring(request, person.credential)
+        except Refusal as refusal:
+            if refusal.status_code in (401, 403):
+                raise
+            return await self._upload_page(person, refusal)
+        return RedirectResponse("/upload", 303)
+
+    async def _upload_page(self, person: Person, refusal: Refusal | None = None) -> Response:
+        reply = await self._fedd.uploads(person.credential)
+        page = self._rendering.page(
+            "upload.html",
+            200 if refusal is None else refusal.status_code,
+            here="upload",
+            person=person,
+            told=views.uploads(reply, linked="search" in person.scopes),
+            cause="" if refusal is None else refusal.detail,
+        )
+        return _with_headers_of(refusal, page)
 
     # ---- the federation ----------------------------------------------------------
 
@@ -312,8 +345,8 @@ class Pages:
             marks = [(one["start_index"], one["end_index"]) for one in cited]
             told = {
                 "runs": views.answer_runs(reply, marks),
-                "sources": views.cited(reply, linked=person.searches),
-                "passages": views.retrieved(reply, linked=person.searches),
+                "sources": views.cited(reply, linked="search" in person.scopes),
+                "passages": views.retrieved(reply, linked="search" in person.scopes),
             }
         page = self._rendering.page(
             "ask.html",
@@ -377,7 +410,7 @@ class Pages:
             page=page,
             rectangle=None if found is None else views.rectangle_of(found),
             image=image if page and reply.has_pages else "",
-            download=original if reply.file_name and person.downloads else "",
+            download=original if reply.file_name and "originals" in person.scopes else "",
             gone="passage" in told and not reply.place,
             earlier=around[0],
             later=around[1],

@@ -4,10 +4,12 @@ uvicorn waits for a request's headers for ever. Here each connection has `HEADER
 from its start or from the end of the answer before. While a request is answered its parts have
 their time from who answers it (daemon/gateway/application.py), and all of it `EXCHANGE_S`.
 
-Where one more comes than there may be, another goes: who has waited longest without having asked
-anything, of the address that has most; who is being answered stays. So those who keep many open
-lose their own, and nobody is kept out. A connection counts from the moment it is taken: TLS is
-begun here, for asyncio tells nobody of a handshake that is under way.
+Where one more comes than there may be, it waits, and nothing of it is read. It begins when another
+is over, or has had its time to ask and has not: of the address that has most, who has come less far
+and waited longest. Who is being answered stays. So those who keep many open lose their own; a flood
+of them is in nobody's way but in the queue before it, whose turns pass from address to address; and
+nobody is hung up on in the midst of what they say. A connection counts from the moment it is taken:
+TLS is begun here, for asyncio tells nobody of a handshake that is under way.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import itertools
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -28,7 +32,11 @@ HEADERS_S: Final = 10.0
 EXCHANGE_S: Final = 420.0  # more than fedd is given for an answer
 HEADER_BYTES: Final = 16 * 1024
 _AT_ONCE: Final = 4096  # bytes that are parsed at a time
-_MOST: Final = 256  # at once; each takes a descriptor, and at most a request's body of memory
+_MOST: Final = 256  # at once; each has at most a request's body of memory
+_ROOM: Final = 1024  # that wait to begin; each takes a descriptor
+_ROOM_S: Final = 60.0  # for so long
+_TICK_S: Final = 0.05  # between two looks at who has had their time, at the least
+_GRACE: Final = 20  # looks; on a busy machine a look takes longer, and so does all that is read
 _TAKEN_AT_ONCE: Final = 64  # before what the ones before say is read; fewer than `_MOST`
 _WAITING: Final = 2048  # connections that the system keeps until they are taken
 _NETWORK_BITS: Final = 64  # of an IPv6 address: what is behind them one household may choose freely
@@ -46,10 +54,16 @@ class Stage(enum.IntEnum):
 class Place:
     """A connection among all: where it comes from, how far it is, since when."""
 
-    def __init__(self, places: Places, transport: asyncio.BaseTransport) -> None:
+    def __init__(
+        self, places: Places, transport: asyncio.Transport, begin: Callable[[], None]
+    ) -> None:
+        """``begin``: what is done when it has its turn."""
         self.address = _network_of(transport)
         self.protocol: TimedProtocol | None = None  # None: TLS is not agreed on yet
-        self.since = next(places.clock)
+        self.begin = begin
+        self.came_s = asyncio.get_running_loop().time()
+        self.order = next(places.clock)
+        self.tick = 0  # at which it came to its stage
         self._places, self._transport = places, transport
 
     @property
@@ -59,12 +73,11 @@ class Place:
 
     def moved(self) -> None:
         """It has come to another stage: from now on it waits in that."""
-        self.since = next(self._places.clock)
+        self.order, self.tick = next(self._places.clock), self._places.tick
 
     def end(self) -> None:
         """Hang up."""
-        if isinstance(self._transport, asyncio.Transport):
-            self._transport.abort()
+        self._transport.abort()
         self.leave()
 
     def leave(self) -> None:
@@ -73,21 +86,26 @@ class Place:
 
 
 class Places:
-    """All connections of a server; `_MOST` of them."""
+    """All connections of a server; `_MOST` of them are read, others wait."""
 
     def __init__(self) -> None:
         self.clock = itertools.count()  # which came before which, not when
+        self.tick = 0
         self._taken: set[Place] = set()
-        self._of = Counter[str]()  # by address
+        self._of = Counter[str]()  # of these, by address
+        self._waiting: dict[str, dict[Place, None]] = {}  # by address, in the order they came
+        self._stuck = set[str]()  # addresses for which nobody goes, as of the last look
+        self._looking: asyncio.TimerHandle | None = None
 
-    def take(self, transport: asyncio.BaseTransport) -> Place:
-        """A place for a new connection; another's, if need be, or its own at once."""
-        place = Place(self, transport)
-        self._taken.add(place)
-        self._of[place.address] += 1
-        if len(self._taken) > _MOST:
-            self._last(place).end()
-        return place
+    def arrive(self, place: Place) -> None:
+        """One more waits; its ``begin`` is called when it is its turn, which may be at once."""
+        of_it = self._waiting.setdefault(place.address, {})
+        of_it[place] = None
+        if sum(map(len, self._waiting.values())) > _ROOM:
+            most = max(self._waiting.values(), key=len)
+            next(reversed(most)).end()
+        if place.address not in self._stuck:
+            self._admit()
 
     def leave(self, place: Place) -> None:
         """It is free again."""
@@ -96,14 +114,60 @@ class Places:
             self._of[place.address] -= 1
             if not self._of[place.address]:
                 del self._of[place.address]
+            self._stuck.clear()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._admit)
+        elif of_it := self._waiting.get(place.address):
+            of_it.pop(place, None)
+            if not of_it:
+                del self._waiting[place.address]
 
-    def _last(self, newest: Place) -> Place:
-        """Which one goes: of others who are not being answered, if there are any."""
-        staged = [(one, one.stage) for one in self._taken if one is not newest]
-        idle = [pair for pair in staged if pair[1] is not Stage.ANSWERED]
-        if not idle:
-            return newest
-        return min(idle, key=lambda pair: (-self._of[pair[0].address], pair[1], pair[0].since))[0]
+    def _admit(self) -> None:
+        """Begin those that wait and find a place, of the address that has fewest first."""
+        while waiting := {a: of_it for a, of_it in self._waiting.items() if a not in self._stuck}:
+            address = min(waiting, key=lambda one: (self._of[one], next(iter(waiting[one])).order))
+            if len(self._taken) >= _MOST:
+                if (last := self._last(address)) is None:
+                    self._stuck.add(address)
+                    continue
+                last.end()
+            place = next(iter(waiting[address]))
+            self.leave(place)  # the queue
+            self._taken.add(place)
+            self._of[address] += 1
+            place.moved()
+            place.begin()
+        if len(self._taken) >= _MOST and self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_TICK_S, self._look)
+
+    def _look(self) -> None:
+        """Who has had their time, and who has waited too long, while there are too many."""
+        self._looking = None
+        self.tick += 1
+        self._stuck.clear()
+        before = asyncio.get_running_loop().time() - _ROOM_S
+        for place in [next(iter(of_it)) for of_it in self._waiting.values()]:
+            if place.came_s < before:  # others of its address, with the next looks
+                place.end()
+        self._admit()
+
+    def _last(self, address: str) -> Place | None:
+        """Which one goes for one of this address; None: nobody yet.
+
+        Of those who aren't being answered, of the address that has most, who has come less far
+        and waited longest. Never of an address that has fewer than this; of one that has as many
+        only when it has had its time.
+        """
+        own = self._of[address]
+        staged = [
+            (-of, stage, one.order, one)
+            for one in self._taken
+            if (of := self._of[one.address]) >= own and (stage := one.stage) is not Stage.ANSWERED
+        ]
+        if not staged:
+            return None
+        of, _, _, last = min(staged)  # an order is of one place alone, so places aren't compared
+        return last if -of > own or last.tick <= self.tick - _GRACE else None
 
 
 def _network_of(transport: asyncio.BaseTransport) -> str:
@@ -129,10 +193,17 @@ class Arriving(asyncio.Protocol):
         self._agreeing: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
-        self._place = self._places.take(transport)
-        if not isinstance(transport, asyncio.Transport) or transport.is_closing():
+        """Somebody is there, and waits for their turn."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError("a connection over which nothing can be sent")
+        transport.pause_reading()
+        self._place = Place(self._places, transport, partial(self._begin, transport))
+        self._places.arrive(self._place)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
             return
+        transport.resume_reading()
         if self._tls is None:
             self._become_http(transport, transport)
         else:

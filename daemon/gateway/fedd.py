@@ -5,8 +5,10 @@ The gateway has no token of its own, keeps none, and lets fedd say what each may
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,6 +18,7 @@ import grpc.aio
 
 from config import control_socket
 from daemon.gateway.refusals import Refusal
+from proto import bounds
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto.questions_pb2_grpc import QuestionsStub
@@ -30,6 +33,7 @@ _DRAW_WITHIN_S: Final = 60.0  # behind other people's pages
 _SEND_WITHIN_S: Final = 3600.0  # a file, to whoever reads it slowly
 _EMBED_WITHIN_S: Final = 120.0
 _TELL_WITHIN_S: Final = 15.0
+_PIECE: Final = int(bounds.of("UploadPart", "content").most)
 _END: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in its stubs
 _AWAY: Final = (
     "this site's daemon (fedd) is not there: it may be starting, or gateway.enabled is false; "
@@ -146,6 +150,42 @@ class Fedd:
     async def propose(self, request: questions.ProposeRequest, token: str) -> None:
         """Say that a document answers a question, or does not."""
         await _said(self._stub.Propose(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token)))
+
+    async def uploads(self, token: str) -> questions.UploadsReply:
+        """What may be brought with a token, and what became of what was."""
+        request = questions.UploadsRequest()
+        call = self._stub.Uploads(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
+        return await _said(call)
+
+    async def upload(
+        self, file: questions.UploadedFile, pieces: AsyncIterator[bytes], token: str
+    ) -> questions.Upload:
+        """Bring a file; how far fedd is with it, which reads small ones at once."""
+        begin: Any = self._stub.Upload  # written part by part, which its stubs don't know
+        call = begin(timeout=_SEND_WITHIN_S, metadata=_carrying(token))
+
+        async def write(part: questions.UploadPart) -> None:
+            # It takes no more of what it has refused; what it said of that is read below.
+            with suppress(asyncio.InvalidStateError):
+                await _said(call.write(part))
+
+        try:
+            await write(questions.UploadPart(file=file))
+            if await _said(call.read()) is _END:
+                raise Refusal(503, "this site's daemon hung up: try again later")
+            async for piece in pieces:
+                for begin in range(0, len(piece), _PIECE):
+                    await write(questions.UploadPart(content=piece[begin : begin + _PIECE]))
+                if call.done():
+                    break
+            await write(questions.UploadPart(last=True))
+            reply = await _said(call.read())
+        finally:
+            call.cancel()
+        if reply is _END:
+            raise Refusal(503, "this site's daemon hung up: try again later")
+        told: questions.Upload = reply.upload
+        return told
 
     async def embed(self, texts: list[str], token: str) -> questions.EmbedReply:
         """Texts as vectors."""

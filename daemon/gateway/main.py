@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -30,6 +31,7 @@ from daemon.gateway.fedd import Fedd
 
 log = structlog.get_logger()
 
+_DESCRIPTORS: Final = 4096  # more than connections, each of which takes one
 _LEAVE_S: Final = 10  # for answers under way
 
 
@@ -66,6 +68,7 @@ async def _serve(settings: GatewaySettings, file: Path) -> None:
     if not settings.enabled:
         remedy = f"set it to true in {file}, and restart fedd, too"
         raise StartRefused(f"gateway.enabled is false: {remedy}")
+    _allow_descriptors()
     fedd = Fedd(settings.socket)
     try:
         server = Server(_configured(settings, fedd))
@@ -76,6 +79,14 @@ async def _serve(settings: GatewaySettings, file: Path) -> None:
     finally:
         await fedd.close()
     log.info("stopped")
+
+
+def _allow_descriptors() -> None:
+    """As many as there may be connections, where this process may say so itself."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if before != resource.RLIM_INFINITY and before < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
 def _end_by_signals(server: uvicorn.Server) -> None:

@@ -177,6 +177,27 @@ class PassageRead(Source):
     after: str | None = Field(description="Id of the passage behind it; null: none.")
 
 
+class Upload(BaseModel):
+    """A file that somebody brought, and what became of it."""
+
+    document_id: str = Field(description="What it is called, or is to be.")
+    bytes: int
+    unix_s: int = Field(description="When it came.")
+    state: str = Field(
+        description="waiting, reading, stored, searchable, unchanged (it is here already), refused."
+    )
+    cause: str = Field(description="Why it was refused, or what of it was not read; may be empty.")
+
+
+class Uploads(BaseModel):
+    """What may be brought, and what was."""
+
+    documents: list[Upload] = Field(description="The newest first, of this token, since a start.")
+    collections: list[str] | None = Field(description="Into which, or below; null: any.")
+    most_bytes: int = Field(description="Of a file; 0: none is taken.")
+    endings: list[str] = Field(description="Of names of files that are read.")
+
+
 def _source(of: control.Citation | control.FoundPassage | questions.PassageReply) -> dict[str, Any]:
     return {
         "document_id": of.document_id,
@@ -242,4 +263,25 @@ def passage_of(reply: questions.PassageReply) -> PassageRead:
         before=reply.before or None,
         after=reply.after or None,
         **_source(reply),
+    )
+
+
+def brought(upload: questions.Upload) -> Upload:
+    """What fedd says of a file."""
+    return Upload(
+        document_id=upload.document_id,
+        bytes=upload.bytes,
+        unix_s=upload.unix_s,
+        state=upload.state,
+        cause=upload.cause,
+    )
+
+
+def uploads_of(reply: questions.UploadsReply) -> Uploads:
+    """What fedd says of files."""
+    return Uploads(
+        documents=[brought(one) for one in reply.uploads],
+        collections=None if reply.all_documents else list(reply.collections),
+        most_bytes=reply.most_bytes,
+        endings=list(reply.endings),
     )

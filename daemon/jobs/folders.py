@@ -263,7 +263,7 @@ class _Reading:
     def _take(self, file: _UnderWay, item: Item) -> None:
         prefix = f"{self._folder.name}/"
         if isinstance(item, FileProblem):
-            file.causes.append(_cause(item, self._folder.path / file.name))
+            file.causes.append(item.beside(str(self._folder.path / file.name)))
             file.passing = file.passing or item.passing
             if item.lacks and len(prefix) + len(item.document) <= MAX_ID:
                 file.waiting.append(Waiting(prefix + item.document, item.pages, _source(item)))
@@ -344,12 +344,6 @@ class _Reading:
 def _source(problem: FileProblem) -> str:
     """The file that a problem is about, as documents have theirs."""
     return problem.path.encode(errors="replace").decode()[:MAX_SOURCE]
-
-
-def _cause(problem: FileProblem, path: Path) -> str:
-    """In a line, without the file's own name, which stands beside it."""
-    inner = "" if problem.path == str(path) else Path(problem.path).name
-    return str(replace(problem, path=inner)).lstrip(":, ")
 
 
 class _Changed(Exception):

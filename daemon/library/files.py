@@ -109,7 +109,7 @@ FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.name
 
 @dataclass(frozen=True)
 class Found:
-    """A file to be read; ``name``: its path below the folder that was given.
+    """A file to be read; ``name``: its path below the folder that was given, and so its kind.
 
     ``below``: that folder, where no link is to be followed from there on (`open_below`).
     """
@@ -196,7 +196,7 @@ def reader_of(path: PurePath) -> Reader | None:
     return next((reader for end, reader in READERS.items() if name.endswith(end)), None)
 
 
-def is_document(path: Path) -> bool:
+def is_document(path: PurePath) -> bool:
     """Whether a file of this name is one document, under its name."""
     reader = reader_of(path)
     return reader is not None and reader.named_by_file
@@ -269,7 +269,7 @@ def _checked(file: Found, path: Path) -> tuple[Reader, int]:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe or device might never end
         raise Refused("not a regular file: give a file or a folder")
-    reader = reader_of(file.path)
+    reader = reader_of(PurePath(file.name))
     if reader is None:
         raise Refused(f"not a kind of file that is read ({', '.join(SUFFIXES)}): skipped")
     if status.st_size == 0:

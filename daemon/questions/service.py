@@ -11,7 +11,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 # isort: split
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
 from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
+from daemon.questions.uploads import FAILURES, NotTakenError, Uploads
 from daemon.questions.view import seen_by_an_operator
 from daemon.state.audit import Action
 from proto import control_pb2 as control
@@ -51,6 +52,7 @@ class QuestionsService(rpc.QuestionsServicer):
         self._around = around
         self._credentials = Credentials(around.tokens, around.audit)
         self._turns = Turns(_OF_THE_GATEWAY * around.settings.gateway.requests)
+        self._uploads = Uploads(around)
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """An answer with citations; the passages beside it are what `Search` is for."""
@@ -114,6 +116,37 @@ class QuestionsService(rpc.QuestionsServicer):
         """What somebody says answers a question, for the operator to look at."""
         bearer = await self._credentials.of(context, "propose", "propose")
         return await _AnsweringTo(self._around, bearer).propose(request, bearer.name, context)
+
+    async def Upload(
+        self, parts: AsyncIterator[questions.UploadPart], context: Context
+    ) -> AsyncIterator[questions.UploadReply]:
+        """A file that becomes a document."""
+        bearer = await self._credentials.of(context, "upload", "upload")
+        try:
+            first = await anext(parts, questions.UploadPart())
+            async with aclosing(self._uploads.take(bearer, first.file, parts)) as replies:
+                async for reply in replies:
+                    yield reply
+        except NotTakenError as refusal:
+            if refusal.again_s:
+                await _refuse_for_now(context, str(refusal), refusal.again_s)
+            await refuse(context, str(refusal), senseless=refusal.senseless)
+        except NotAllowed as refusal:
+            metrics.count("hanse_token_refusals")
+            await end(context, refusal)
+        except FAILURES as error:
+            await refuse(context, str(error))
+
+    async def Uploads(
+        self, _request: questions.UploadsRequest, context: Context
+    ) -> questions.UploadsReply:
+        """What became of them."""
+        bearer = await self._credentials.of(context, "upload", "upload")
+        try:
+            return self._uploads.told(bearer)
+        except NotAllowed as refusal:  # revoked since it was looked at
+            metrics.count("hanse_token_refusals")
+            await end(context, refusal)
 
     async def Embed(
         self, request: questions.EmbedRequest, context: Context
@@ -179,8 +212,13 @@ class QuestionsService(rpc.QuestionsServicer):
             async with self._turns.one(bearer.share):
                 yield
         except TooManyError as error:
-            hint = ((RETRY_AFTER, str(math.ceil(error.retry_after_s * 1000))),)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
+            await _refuse_for_now(context, str(error), error.retry_after_s)
+
+
+async def _refuse_for_now(context: Context, cause: str, again_s: float) -> NoReturn:
+    """End the call; in so many seconds it may be asked again."""
+    hint = ((RETRY_AFTER, str(math.ceil(again_s * 1000))),)
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, cause, hint)
 
 
 async def _checked(

@@ -47,6 +47,10 @@ class KeptOriginals:
             return None
         return original, place_of(self._collection.library_path, original)
 
+    async def keep(self, staged: Staged) -> None:
+        """Make a whole file its document's original. Raises LibraryError."""
+        await self._learning.run(jobs.keep, self._collection.library_path, [staged])
+
     async def page(self, document_id: str, path: Path, number: int, dpi: int) -> bytes:
         """A page of the file at ``path``, of the kind that the id says. As `Boxes.page`.
 

@@ -20,7 +20,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
@@ -100,6 +101,7 @@ Action = Literal[
     "stop-training",
     "train",
     "unblock-person",
+    "upload",
     "view",
     "vote",
 ]
@@ -177,6 +179,27 @@ class AuditLog:
     async def record_or_owe(self, actor: str, action: Action, outcome: str, **objects: Any) -> None:
         """Append an entry; if that fails, the next one that succeeds says that it is missing."""
         await asyncio.to_thread(self._write_or_owe, actor, action, outcome, objects)
+
+    @asynccontextmanager
+    async def span(self, actor: str, action: Action, **asked: Any) -> AsyncIterator[dict[str, Any]]:
+        """Recorded before it begins, or AuditError; and how it ended, with what is put in the dict.
+
+        Whoever is cancelled leaves no begin without an end.
+        """
+        begun = asyncio.ensure_future(self.record(actor, action, "begun", **asked))
+        outcome, found = "refused or failed", dict[str, Any]()
+        try:
+            await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            with suppress(AuditError):
+                await begun
+                await self.record_or_owe(actor, action, outcome)
+            raise
+        try:
+            yield found
+            outcome = "done"
+        finally:
+            await self.record_or_owe(actor, action, outcome, **found)
 
     def _write_or_owe(
         self, actor: str, action: Action, outcome: str, objects: dict[str, Any]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from proto.control_pb2 import AskReply, Citation, FoundPassage
-from proto.questions_pb2 import SourcePassage
+from proto.questions_pb2 import SourcePassage, UploadsReply
 
 Mark = tuple[int, int]
 """First character of what is marked, and the first behind it."""
@@ -59,6 +60,71 @@ class ShownPassage:
     link: str
     also: list[str]
     unsupported: bool = False
+
+
+@dataclass(frozen=True)
+class ShownUpload:
+    """A file that somebody brought; ``state``: in words."""
+
+    document_id: str
+    size: str
+    came: str
+    state: str
+    cause: str
+    link: str  # "": it is not to be found yet
+
+
+@dataclass(frozen=True)
+class ShownUploads:
+    """What may be brought, and what was. ``collections``: into which; none: any."""
+
+    collections: Sequence[str]
+    most: str  # "": nothing
+    most_bytes: int
+    endings: Sequence[str]
+    brought: Sequence[ShownUpload]
+    under_way: bool
+
+
+_STATES = {
+    "waiting": "waits to be read",
+    "reading": "is being read",
+    "stored": "is read, and can be found in a moment",
+    "searchable": "can be found",
+    "unchanged": "is here already, word for word",
+    "refused": "was not taken",
+}
+
+
+def uploads(reply: UploadsReply, *, linked: bool) -> ShownUploads:
+    """Files that somebody brought, the newest first. ``linked``: they may see where it stands."""
+    return ShownUploads(
+        collections=reply.collections,
+        most=_size(reply.most_bytes) if reply.most_bytes else "",
+        most_bytes=reply.most_bytes,
+        endings=reply.endings,
+        brought=[
+            ShownUpload(
+                document_id=one.document_id,
+                size=_size(one.bytes),
+                came=datetime.fromtimestamp(one.unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                state=_STATES.get(one.state, one.state),
+                cause=one.cause,
+                link=source_link(one.document_id)
+                if linked and one.state in ("searchable", "unchanged")
+                else "",
+            )
+            for one in reply.uploads
+        ],
+        under_way=any(one.state in ("waiting", "reading", "stored") for one in reply.uploads),
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes as people read them."""
+    if count < 1 << 20:
+        return f"{max(1, count >> 10)} KiB"
+    return f"{count / (1 << 20):.1f} MiB".replace(".0 ", " ")
 
 
 def answer_runs(reply: AskReply, marks: Iterable[Mark]) -> list[Run]:

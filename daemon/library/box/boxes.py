@@ -253,7 +253,7 @@ class Boxes:
         ``patient``: raises _Lost where it was lost with what forks, and had told nothing yet.
         """
         file = one.file
-        reader = reader_of(file.path)
+        reader = reader_of(PurePosixPath(file.name))
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
         names: set[str] = set()

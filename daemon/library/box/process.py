@@ -147,7 +147,7 @@ def _fork(requests: socket.socket, request: bytes, told: Connection, readers: _R
     try:
         # What it asks for first is its libraries, which its children have then. Nothing of a
         # file is looked at before its first block is asked for.
-        if (reader := reader_of(file.path)) is not None and reader.blocks is not None:
+        if (reader := reader_of(Path(file.name))) is not None and reader.blocks is not None:
             reader.blocks(Source(file.path, name, 0))
         child = readers.begin(told.fileno())
     except Exception as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Literal, get_args
 
 MAX_TEXT_BYTES = 16 << 20  # of a document or a text file; what one control message may carry
@@ -163,6 +164,11 @@ class FileProblem:
             where += f", line {self.line}"
         # A file's name is not ours: it must not break the line or paint the terminal.
         return _CONTROL.sub("?", f"{where}: {self.cause}".encode(errors="replace").decode())
+
+    def beside(self, path: str) -> str:
+        """Likewise, where the name of the file at ``path`` that was read stands beside it."""
+        inner = "" if self.path == path else PurePath(self.path).name
+        return str(replace(self, path=inner)).lstrip(":, ")
 
 
 @dataclass(frozen=True)

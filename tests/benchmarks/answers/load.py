@@ -9,7 +9,7 @@ alone, and the same beside ``--bad`` slow, broken and hostile clients from a pro
 It is all on one machine: three sites, the people and the bad clients share its cores.
 
     python -m tests.benchmarks.answers.load [--minutes 10] [--keep]
-    python -m tests.benchmarks.answers.load --minutes 0.5 --people 4 --bad 50   # does it work?
+    python -m tests.benchmarks.answers.load --minutes 0.5 --people 4 --bad 50 --questions 10
     python -m tests.benchmarks.answers.load --written      # a model's server that takes its time
 """
 
@@ -293,9 +293,15 @@ Say = Callable[[str], None]
 
 
 async def measured(chosen: argparse.Namespace, work: Path, written: str, say: Say) -> list[Any]:
-    """The rows."""
+    """The rows, each told as soon as it is known."""
     seconds = chosen.minutes * 60
     rows: list[dict[str, Any]] = []
+
+    def found(more: list[dict[str, Any]]) -> None:
+        rows.extend(more)
+        for row in more:
+            say(json.dumps(row))
+
     async with scene(work, written) as on:
         say("rounds alone")
         began = time.monotonic()
@@ -304,21 +310,20 @@ async def measured(chosen: argparse.Namespace, work: Path, written: str, say: Sa
         async with on.people() as people:
             say(f"{chosen.people} people at once")
             crowd = await people.at_once(chosen.people, seconds)
-            rows += _crowd(on.watch, crowd, chosen.people, alone)
+            found(_crowd(on.watch, crowd, chosen.people, alone))
             stated = crowd.a_second if written else STATED
             say(f"{stated * SHARE:.2f} questions a second")
             few = await people.coming(stated * SHARE, seconds / 3)
-            rows += _few(on.watch, few, stated * SHARE, alone)
+            found(_few(on.watch, few, stated * SHARE, alone))
         say("one honest person")
         mine = replace(on.target, token=on.tokens[0])
-        questions = max(10, round(chosen.minutes * 10))
-        control_answers = await honest(mine, questions, 0.2)
+        control_answers = await honest(mine, chosen.questions, 0.2)
         say(f"one honest person beside {chosen.bad} bad clients")
         async with misbehaving(on.target, chosen.bad) as seen:
-            beside = await honest(mine, questions, 0.2)
+            beside = await honest(mine, chosen.questions, 0.2)
         say(f"they tried {dict(seen.attempts)}, and were told {dict(seen.statuses)}")
-        rows += _honest(chosen.bad, control_answers, beside)
-        rows.append(_row("memory of fedgate behind them", on.watch.memory[-1].fedgate, "MiB"))
+        found(_honest(chosen.bad, control_answers, beside))
+        found([_row("memory of fedgate behind them", on.watch.memory[-1].fedgate, "MiB")])
         for asked in (crowd, few):
             for status, count in asked.wrong.items():
                 say(f"{count} times: {status}")
@@ -446,11 +451,12 @@ def _row(
 
 
 def main() -> None:
-    """Measure, print a row a line, and keep them if that is asked for."""
+    """Measure, tell a row a line, and keep them if that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--people", type=int, default=32)
     parser.add_argument("--bad", type=int, default=1000)
+    parser.add_argument("--questions", type=int, default=100, help="of one beside bad clients")
     parser.add_argument("--written", action="store_true", help="by a slow model's server")
     parser.add_argument("--keep", action="store_true", help=f"in {RESULTS.name}")
     chosen = parser.parse_args()
@@ -462,8 +468,6 @@ def main() -> None:
         rows = asyncio.run(measured(chosen, Path(folder), url, _say))
     kind = "written" if chosen.written else "extractive"
     rows = [{"generator": kind, "cores": os.cpu_count(), **row} for row in rows]
-    for row in rows:
-        print(json.dumps(row))
     if chosen.keep:
         _keep(rows, kind)
 

@@ -236,14 +236,21 @@ async def test_who_is_answered_stays_and_a_body_goes_behind_headers() -> None:
 
 
 @pytest.mark.usefixtures("few")
-async def test_where_all_are_answered_the_newest_goes() -> None:
+async def test_where_all_are_answered_the_newest_waits_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_ROOM_S", 1.0)
     async with serving() as port:
         asked = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         for _, writer in asked:
             writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         await asyncio.sleep(0.5)
         reader, one_more = await asyncio.open_connection("127.0.0.1", port)
-        assert await hung_up_on(reader, 10)
+        assert not await hung_up_on(reader, 0.3)
+        assert await hung_up_on(reader, 30)
+        next_one = asyncio.create_task(answered(port))
+        asked.pop()[1].close()
+        assert b" 200 " in await next_one, "a place is free again"
         for reader, _ in asked:
             assert not await hung_up_on(reader, 0.1)
         for _, writer in (*asked, ("", one_more)):
@@ -255,22 +262,62 @@ class Caller(asyncio.Transport):
 
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 1234)})
-        self.over = False
+        self.over = self.begun = False
 
     def abort(self) -> None:
         self.over = True
 
+    def begin(self) -> None:
+        self.begun = True
+
+
+def calls(places: connections.Places, address: str) -> Caller:
+    caller = Caller(address)
+    places.arrive(connections.Place(places, caller, caller.begin))
+    return caller
+
 
 @pytest.mark.usefixtures("few")
-def test_who_has_most_loses_first_by_address() -> None:
+async def test_who_has_most_loses_first_by_address() -> None:
     for honest, own in (("10.0.0.1", "10.0.0.{}"), ("2001:db8:1::1", "2001:db8:2::{}")):
         places = connections.Places()
-        first = Caller(honest)
-        places.take(first)
+        first = calls(places, honest)
         # Of IPv4 all from one; of IPv6 each from another of the same network.
-        for n in range(20):
-            places.take(Caller(own.format(2 if "." in own else n + 1)))
-        assert not first.over
+        others = [calls(places, own.format(2 if "." in own else n + 1)) for n in range(20)]
+        assert (first.begun, first.over) == (True, False)
+        assert [one.begun for one in others] == [True] * 3 + [False] * 17
+        second = calls(places, honest)
+        assert second.begun, "it waits behind none of those that wait"
+        assert [one.over for one in others[:3]].count(True) == 1
+        third = calls(places, honest)
+        assert not third.begun, "they have as many by now, and have only just come"
+
+
+@pytest.mark.usefixtures("few")
+async def test_who_has_only_just_come_is_not_hung_up_on_for_the_next() -> None:
+    places = connections.Places()
+    first = [calls(places, "10.0.0.1") for _ in range(4)]
+    later = [calls(places, "10.0.0.1") for _ in range(4)]
+    for _ in range(connections._GRACE - 1):
+        places._look()
+    assert not any(one.over for one in first)
+    assert not any(one.begun for one in later)
+    places._look()
+    assert all(one.over for one in first)
+    assert all(one.begun and not one.over for one in later)
+
+
+@pytest.mark.usefixtures("few")
+async def test_the_room_is_bounded_and_who_fills_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_ROOM", 10)
+    places = connections.Places()
+    crowd = [calls(places, "10.0.0.1") for _ in range(4)]
+    honest = calls(places, "10.0.0.2")
+    assert honest.begun, "one of the others went"
+    waiting = [calls(places, "10.0.0.1") for _ in range(30)]
+    assert [one.over for one in waiting] == [False] * 10 + [True] * 20
+    assert not honest.over
+    assert [one.over for one in crowd].count(True) == 1
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 999])
@@ -310,14 +357,6 @@ async def nuisance(port: int, number: int) -> None:
         await asyncio.sleep(3)
 
 
-async def persistent(port: int, *, tls: bool) -> bytes:
-    """As people's programs ask: OpenAI's client tries twice more where a line breaks."""
-    for _ in range(2):
-        with suppress(OSError, asyncio.IncompleteReadError):
-            return await answered(port, tls=tls)
-    return await answered(port, tls=tls)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("secured", [False, True], ids=["clear", "tls"])
 async def test_a_thousand_at_once_keep_nobody_out(
@@ -329,7 +368,7 @@ async def test_a_thousand_at_once_keep_nobody_out(
         try:
             await asyncio.sleep(2)
             for _ in range(10):
-                assert b" 200 " in await persistent(port, tls=secured)
+                assert b" 200 " in await answered(port, tls=secured)
         finally:
             for one in many:
                 one.cancel()

@@ -62,11 +62,13 @@ CALLS: dict[str, tuple[Any, str, str]] = {
         "propose",
         "propose",
     ),
+    "Upload": (None, "upload", "upload"),  # refused before anything is sent
+    "Uploads": (questions.UploadsRequest(), "upload", "upload"),
     "Embed": (questions.EmbedRequest(texts=["who"]), "embed", "embed"),
     "View": (questions.ViewRequest(rounds=20), "view", "view"),
     "Whoami": (questions.WhoamiRequest(), "", ""),
 }
-EVERY = ["ask", "search", "originals", "propose", "embed", "metrics", "view"]
+EVERY = ["ask", "search", "originals", "propose", "upload", "embed", "metrics", "view"]
 
 
 class Shelf:
@@ -119,7 +121,7 @@ class Served:
         request, *_ = CALLS[name]
         carried = [("authorization", one) for one in told]
         call = getattr(self.stub, name)(request, metadata=carried, timeout=30)
-        return await (call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call)
+        return await (call.read() if hasattr(call, "read") else call)
 
     async def refusal(self, name: str, *told: str) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -139,7 +141,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     audit = AuditLog(tmp_path / "audit")
     shelf = Shelf(tmp_path)
     driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
-    settings = SimpleNamespace(gateway=SimpleNamespace(requests=2))
+    settings = SimpleNamespace(gateway=SimpleNamespace(requests=2, upload_mib=1))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver, settings=settings)
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)

@@ -29,6 +29,15 @@ document.addEventListener("submit", (event) => {
   }
 });
 
+// A file that is too large is said to be before it is sent.
+document.addEventListener("change", (event) => {
+  const field = event.target;
+  if (field.dataset.most === undefined) return;
+  const large = [...field.files].some((file) => file.size > Number(field.dataset.most));
+  field.setCustomValidity(large ? field.dataset.large : "");
+  field.reportValidity();
+});
+
 window.addEventListener("pageshow", () => {
   for (const button of document.querySelectorAll("[data-usual]")) {
     button.form.ariaBusy = "false";

@@ -144,7 +144,7 @@ async def test_a_token_for_something_else_is_told_what_it_lacks(
     async with browser(application) as client:
         await signed_in(client, secret)
         page = await client.get("/")
-        assert (page.status_code, "for neither asking nor searching" in page.text) == (403, True)
+        assert (page.status_code, "for nothing that this page has" in page.text) == (403, True)
         for asked, scope in (
             (client.post("/ask", data={"question": "who?"}), "ask"),
             (client.post("/ask/stream", data={"question": "who?"}), "ask"),
