@@ -107,3 +107,26 @@ def test_every_figure_of_the_benchmark_lies_between_its_bounds(
         for means in cell["means"].values():
             assert 0.0 < means["mrr@10"] <= means["hit@10"] <= 1.0
             assert means["hit@1"] <= means["mrr@10"]
+
+
+def test_what_a_site_gives_its_people_is_what_was_measured() -> None:
+    rows = map(json.loads, (RESULTS / "load.jsonl").read_text().splitlines())
+    value = {row["name"]: row["value"] for row in rows if row["generator"] == "extractive"}
+    crowd, few = "32 people at once", "6.4 questions a second"
+    text = (ROOT / "docs" / "figures.md").read_text()
+    waits = {
+        name: [value[f"{name}, p{share}, from the first try"] for share in (50, 95, 99)]
+        for name in (crowd, few)
+    }
+    assert f"**{value[f'{crowd}, answers']:.1f}**; " in text
+    assert "{:.1f} / {:.1f} / {:.1f} s".format(*waits[crowd]) in text
+    assert f"; {value[f'{crowd}, refused (429) of all tries']:.0%}".replace("%", " %") in text
+    assert "**{:.2f} / {:.2f} / {:.2f} s**".format(*waits[few]) in text
+    for name in (crowd, few):
+        assert f"a round takes {value[f'{name}, a round']:.1f} s" in text
+        assert value[f"{name}, anything else"] == 0
+    assert value[f"{few}, refused (429) of all tries"] <= 0.05
+    benchmark = (ROOT / "tests" / "benchmarks" / "answers" / "load.py").read_text()
+    stated = float(re.findall(r"^STATED: Final = (\S+)", benchmark, re.M)[0])
+    assert value[f"{crowd}, answers"] >= stated
+    assert f"**{stated:.0f} answers a second**" in text

@@ -154,9 +154,9 @@ class Pages:
         """The browser keeps the token, if it is one."""
         told = await self._form(request)
         request.state.question = question = told.get("question", "")
-        token = session.token_in(told.get("token", ""))
-        if not token:
-            raise Refusal(401, "this is no token: paste all of it, and nothing else")
+        if fault := session.fault_of(told.get("token", "")):
+            raise Refusal(401, fault)
+        token = session.token_in(told["token"])
         credential = f"Bearer {token}"
         person = Person.of(credential, await self._fedd.whoami(credential))
         to = told.get("to", "")
@@ -281,7 +281,8 @@ class Pages:
     async def federation(self, request: Request) -> Response:
         """What is running, the rounds, the peers, the curve: for who looks on."""
         person = await self._person(request)
-        reply = await self._fedd.view(_ROUNDS, person.credential)
+        with self._turn(person.credential):
+            reply = await self._fedd.view(_ROUNDS, person.credential)
         told = federation.shown(reply, time.time())
         return self._rendering.page(
             "federation.html", 200, here="federation", person=person, seen=told

@@ -17,13 +17,25 @@ from starlette.responses import Response
 # it: no other host of the domain, and nobody between, can set it (RFC 6265bis, 4.1.3.2).
 _OVER_TLS: Final = "__Host-hanse"
 _IN_THE_CLEAR: Final = "hanse"  # on this machine, to which no certificate belongs
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._-]{1,3800}", re.ASCII)  # what a cookie holds as it is
+_LONGEST: Final = 3800  # what a cookie holds, with its name
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)  # as it is in a cookie
 
 
 def token_in(text: str) -> str:
     """A token as it was typed, if it can be one; "" otherwise."""
     text = text.strip()
-    return text if _TOKEN.fullmatch(text) else ""
+    return text if len(text) <= _LONGEST and _TOKEN.fullmatch(text) else ""
+
+
+def fault_of(text: str) -> str:
+    """Why what was typed is no token that a browser can keep; "" where it is one."""
+    text = text.strip()
+    if token_in(text):
+        return ""
+    if _TOKEN.fullmatch(text):
+        cause = f"this token has {len(text):,} characters, and a browser keeps {_LONGEST:,}"
+        return f"{cause}: ask whoever runs the identity provider for one that says less"
+    return "this is no token: paste all of it, and nothing else"
 
 
 def credential_of(request: Request) -> str:

@@ -47,7 +47,7 @@ from tests.daemon.gateway.test_starts import self_signed
 from tests.daemon.process.model_server import writing
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "load.jsonl"
-STATED: Final = 8.0  # answers a second beside rounds: a guess, until it was measured and is stated
+STATED: Final = 8.0  # answers a second beside rounds, on two cores: docs/figures.md
 SHARE: Final = 0.8  # of them, below which nearly nobody is refused
 TOKENS: Final = 8
 STREAMED: Final = 4  # every so manieth answer is read as it comes

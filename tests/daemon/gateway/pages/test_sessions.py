@@ -104,6 +104,13 @@ async def test_who_signs_out_has_the_browser_forget_it(served: Served, applicati
         assert (await client.post("/ask", data={"question": "who?"})).status_code == 401
 
 
+async def test_a_signed_token_that_no_browser_keeps_is_said_to_be_one(application: Any) -> None:
+    async with browser(application) as client:
+        reply = await client.post("/sign-in", data={"token": f"{'a' * 2000}.{'b' * 2000}.c"})
+    assert reply.status_code == 401
+    assert "has 4,003 characters, and a browser keeps 3,800" in reply.text.lower()
+
+
 @pytest.mark.parametrize("token", ["", "x", "hanse_nothing", "two words", "x" * 600, "<b>", "ä"])
 async def test_what_is_no_token_is_refused_with_what_to_do(application: Any, token: str) -> None:
     async with browser(application) as client:
