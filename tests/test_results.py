@@ -126,6 +126,10 @@ def test_what_a_site_gives_its_people_is_what_was_measured() -> None:
         assert f"a round takes {value[f'{name}, a round']:.1f} s" in text
         assert value[f"{name}, anything else"] == 0
     assert value[f"{few}, refused (429) of all tries"] <= 0.05
+    beside = "one who asks beside 1000 bad clients"
+    assert value[f"{beside}, not answered"] == 0
+    longest = value[f"{beside}, p50"], value[f"{beside}, p100"]
+    assert "**{:.0f}**; {:.0f} / {:.0f} s".format(value[f"{beside}, answered"], *longest) in text
     benchmark = (ROOT / "tests" / "benchmarks" / "answers" / "load.py").read_text()
     stated = float(re.findall(r"^STATED: Final = (\S+)", benchmark, re.M)[0])
     assert value[f"{crowd}, answers"] >= stated

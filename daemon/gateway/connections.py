@@ -84,6 +84,11 @@ class Place:
         """It is over."""
         self._places.leave(self)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody has no place, of an address that has no more than this one's."""
+        return self._places.is_waited_for(self.address)
+
 
 class Places:
     """All connections of a server; `_MOST` of them are read, others wait."""
@@ -121,6 +126,11 @@ class Places:
             of_it.pop(place, None)
             if not of_it:
                 del self._waiting[place.address]
+
+    def is_waited_for(self, address: str) -> bool:
+        """Whether one of an address with no more places than this waits for one."""
+        own = self._of[address]
+        return any(self._of[one] <= own for one in self._waiting)
 
     def _admit(self) -> None:
         """Begin those that wait and find a place, of the address that has fewest first."""
@@ -313,6 +323,9 @@ class TimedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """An answer is out; what comes behind it has its time from now."""
         self._give(HEADERS_S)
+        if self.place is not None and self.place.is_waited_for:
+            # Whoever always asks the next would never be without an answer under way.
+            self.transport.close()
         super().on_response_complete()  # a request that has come already begins in here
         if self._is_answering():
             self._give(EXCHANGE_S)

@@ -133,6 +133,13 @@ class Answer(BaseModel):
     answer: str = Field(description="With [n] behind each statement.")
     abstained: bool = Field(description="The documents do not answer this.")
     probability: float | None = Field(description="That they do, 0 to 1; null: not known here.")
+    dropped: int = Field(description="Statements taken out, for what they cite has them not.")
+    instead: str = Field(
+        description="Why the language model did not answer, or not to the end; empty: it did."
+    )
+    unread_language: str = Field(
+        description="The question's, where it seems to be one that is not searched well; or empty."
+    )
     citations: list[Citation]
     model_version: str = Field(description="Digest of the version that answered.")
 
@@ -221,6 +228,9 @@ def answer_of(reply: control.AskReply) -> Answer:
         answer=reply.answer,
         abstained=reply.abstained,
         probability=reply.probability or None,
+        dropped=reply.dropped,
+        instead=reply.instead,
+        unread_language=reply.unread_language,
         citations=[
             Citation(
                 number=one.number,

@@ -10,6 +10,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
@@ -36,6 +37,8 @@ from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
 
+# A path from the root on; no part of an address, and no fraction.
+_PATH = re.compile(r"(?<![\w/:.)\]])/[^\s/'\",;:()]+(?:/[^\s/'\",;:()]*)*")
 _MOST_BYTES = 4 << 20  # of a request: 64 texts to embed, of 8,192 characters
 # Twice what the gateway lets through: of what it has given up some may not have ended here yet.
 _OF_THE_GATEWAY = 2
@@ -59,8 +62,7 @@ class QuestionsService(rpc.QuestionsServicer):
         bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context, bearer):
             reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
-        if not bearer.sees_what_it_asks_of():
-            del reply.passages[:]
+        _leave_out_what_is_the_sites(reply, bearer)
         return reply
 
     async def StreamAnswer(
@@ -70,8 +72,8 @@ class QuestionsService(rpc.QuestionsServicer):
         bearer = await self._credentials.of(context, "ask", "ask")
         turn = partial(self._turn, context, bearer)
         async for part in _AnsweringTo(self._around, bearer).parts(request, context, turn):
-            if part.HasField("whole") and not bearer.sees_what_it_asks_of():
-                del part.whole.passages[:]
+            if part.HasField("whole"):
+                _leave_out_what_is_the_sites(part.whole, bearer)
             yield part
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
@@ -219,6 +221,18 @@ async def _refuse_for_now(context: Context, cause: str, again_s: float) -> NoRet
     """End the call; in so many seconds it may be asked again."""
     hint = ((RETRY_AFTER, str(math.ceil(again_s * 1000))),)
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, cause, hint)
+
+
+def _leave_out_what_is_the_sites(reply: control.AskReply, bearer: Bearer) -> None:
+    """Passages of who may not search, and where on the site's disk its model lies."""
+    if not bearer.sees_what_it_asks_of():
+        del reply.passages[:]
+    reply.instead = without_paths(reply.instead)
+
+
+def without_paths(cause: str) -> str:
+    """A cause with the last name alone of each path in it: the rest is for who has the log."""
+    return _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], cause)
 
 
 async def _checked(

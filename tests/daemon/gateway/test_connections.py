@@ -257,6 +257,29 @@ async def test_where_all_are_answered_the_newest_waits_and_not_for_ever(
             writer.close()
 
 
+@pytest.mark.usefixtures("few")
+async def test_who_always_asks_the_next_gives_up_their_place_to_who_waits() -> None:
+    async def endless(port: int) -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    writer.write(WHOLE * 20)
+                    while await reader.read(4096):
+                        writer.write(WHOLE)
+                finally:
+                    writer.close()
+
+    async with serving() as port:
+        many = [asyncio.create_task(endless(port)) for _ in range(12)]
+        await asyncio.sleep(0.5)
+        for _ in range(5):
+            assert b" 200 " in await answered(port)
+        for one in many:
+            one.cancel()
+        await asyncio.wait(many)
+
+
 class Caller(asyncio.Transport):
     """A connection that somebody else opened: only its address, and whether it is over."""
 

@@ -24,7 +24,7 @@ from daemon.library.passages import SentenceSplitter, passage_ids
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library
 from daemon.process import metrics
-from daemon.questions.service import QUESTIONS, QuestionsService
+from daemon.questions.service import QUESTIONS, QuestionsService, without_paths
 from daemon.questions.turns import TooManyError, Turns
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit import AuditLog
@@ -289,6 +289,20 @@ async def test_two_at_once_are_each_told_their_own_name(served: Served) -> None:
     told = [(await served.tokens.create(name, ["ask"], 1))[0] for name in ("one", "two")]
     found = await asyncio.gather(*(served.call("Whoami", f"Bearer {one}") for one in told))
     assert [one.name for one in found] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("no model in /srv/models/m 1: put it there", "no model in m 1: put it there"),
+        ("'/srv/models/m/' can't be read", "'m' can't be read"),
+        ("/srv/a and (/srv/b)", "a and (b)"),
+        ("http://127.0.0.1:8000/v1 said 500", "http://127.0.0.1:8000/v1 said 500"),
+        ("1/2 of it and and/or, 3 / 4", "1/2 of it and and/or, 3 / 4"),
+    ],
+)
+def test_who_asks_is_told_a_cause_and_no_path(cause: str, told: str) -> None:
+    assert without_paths(cause) == told
 
 
 # ---- those that wait ------------------------------------------------------------------
