@@ -368,8 +368,9 @@ async def bring(fedd: Fedd, request: Request, credential: str) -> questions.Uplo
         pieces = form.read(body)
         # Behind it the fields are known that stand before the file.
         first = await anext(pieces, b"")
+        request.state.collection = form.fields.get("collection", "").strip()
         file = questions.UploadedFile(
-            collection=form.fields.get("collection", "").strip(),
+            collection=request.state.collection,
             name=form.file_name,
             replace=form.fields.get("replace") == "yes",
         )

@@ -250,7 +250,7 @@ class Pages:
     async def upload_page(self, request: Request) -> Response:
         """Where one brings a file, and sees what became of those before."""
         person = await self._person(request)
-        return await self._upload_page(person)
+        return await self._upload_page(person, request.query_params.get("collection", "")[:100])
 
     async def upload(self, request: Request) -> Response:
         """A file that becomes a document of the site; who opens the page anew brings it once."""
@@ -261,10 +261,13 @@ class Pages:
         except Refusal as refusal:
             if refusal.status_code in (401, 403):
                 raise
-            return await self._upload_page(person, refusal)
-        return RedirectResponse("/upload", 303)
+            return await self._upload_page(person, _collection_of(request), refusal)
+        return RedirectResponse(f"/upload?collection={quote(_collection_of(request))}", 303)
 
-    async def _upload_page(self, person: Person, refusal: Refusal | None = None) -> Response:
+    async def _upload_page(
+        self, person: Person, collection: str, refusal: Refusal | None = None
+    ) -> Response:
+        """``collection``: in which the last was to lie; the next is likely to."""
         reply = await self._fedd.uploads(person.credential)
         page = self._rendering.page(
             "upload.html",
@@ -272,6 +275,7 @@ class Pages:
             here="upload",
             person=person,
             told=views.uploads(reply, linked="search" in person.scopes),
+            collection=collection,
             cause="" if refusal is None else refusal.detail,
         )
         return _with_headers_of(refusal, page)
@@ -451,6 +455,11 @@ class Pages:
         if not credential:
             raise Refusal(401, "you are not signed in, or not any more")
         return Person.of(credential, await self._fedd.whoami(credential))
+
+
+def _collection_of(request: Request) -> str:
+    """Of a file that was brought, as far as that was read."""
+    return str(getattr(request.state, "collection", ""))
 
 
 def _check_own_page(request: Request) -> None:

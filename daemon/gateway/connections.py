@@ -34,8 +34,8 @@ HEADER_BYTES: Final = 16 * 1024
 _AT_ONCE: Final = 4096  # bytes that are parsed at a time
 _MOST: Final = 256  # at once; each has at most a request's body of memory
 _ROOM: Final = 1024  # that wait to begin; each takes a descriptor
-_ROOM_S: Final = 60.0  # for so long
-_TICK_S: Final = 0.05  # between two looks at who has had their time, at the least
+_ROOM_S: Final = 120.0  # for so long
+_TICK_S: Final = 0.1  # between two looks at who has had their time, at the least
 _GRACE: Final = 20  # looks; on a busy machine a look takes longer, and so does all that is read
 _TAKEN_AT_ONCE: Final = 64  # before what the ones before say is read; fewer than `_MOST`
 _WAITING: Final = 2048  # connections that the system keeps until they are taken
@@ -250,6 +250,7 @@ class Arriving(asyncio.Protocol):
         self._http.raw = raw
         if self._place is not None:
             self._place.protocol = self._http
+            self._place.moved()  # TLS is agreed on: it has its time to ask from now
         self._http.connection_made(transport)
         if self._early:
             self._http.data_received(bytes(self._early))

@@ -17,7 +17,7 @@ _KINDS: Final = {
     408: ("invalid_request_error", "too_slow"),
     411: ("invalid_request_error", "no_length"),
     413: ("invalid_request_error", "too_large"),
-    422: ("invalid_request_error", "unreadable"),
+    422: ("invalid_request_error", "not_taken"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     431: ("invalid_request_error", "too_large"),
     503: ("server_error", "unavailable"),

@@ -233,12 +233,15 @@ class Uploads:
 
     async def _arrived(self, parts: AsyncIterator[Any]) -> tuple[Path, OriginalFile]:
         """Its bytes on the disk, or none of them."""
-        arriving = await asyncio.to_thread(Arriving, self._collection.library_path, _ARRIVING)
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(Arriving, self._collection.library_path, _ARRIVING)
+        )
         try:
+            arriving = await asyncio.shield(opening)  # who hangs up meanwhile leaves it open
             async with asyncio.timeout(_ARRIVE_S):
                 return await self._written(arriving, parts)
         except BaseException as error:
-            await asyncio.shield(asyncio.to_thread(arriving.drop))
+            await asyncio.shield(_dropped(opening))
             if isinstance(error, TimeoutError):
                 cause = f"the file took more than {_ARRIVE_S / 60:.0f} minutes to come"
                 raise NotTakenError(f"{cause}: send it over a faster line") from None
@@ -338,7 +341,9 @@ def _here(library: Library, one: _Brought, found: _ReadFile) -> dict[str, str]:
     ids = [one.document_id, *(document.id for document in found.documents)]
     stored = [x for id_ in dict.fromkeys(ids) for x in library.documents(id_, "", 1) if x.id == id_]
     stored += library.documents(f"{one.document_id}/", "", _INNER)
-    return {document.id: document.source for document in stored}
+    # A scan of which nothing could be read yet has its name, too.
+    waiting = [x for x in library.waiting(one.document_id, "", 1) if x.document_id in ids]
+    return {x.document_id: x.source for x in waiting} | {x.id: x.source for x in stored}
 
 
 def _sorted_out(items: Iterable[Item], path: Path, one: _Brought) -> _ReadFile:
@@ -360,6 +365,12 @@ def _sorted_out(items: Iterable[Item], path: Path, one: _Brought) -> _ReadFile:
             else:
                 documents.append(document)
     return _ReadFile(documents, waiting, "; ".join(problems)[:_CAUSE])
+
+
+async def _dropped(opening: asyncio.Future[Arriving]) -> None:
+    with suppress(OSError):  # it could not be opened
+        arriving = await opening
+        await asyncio.to_thread(arriving.drop)
 
 
 async def _next(parts: AsyncIterator[Any]) -> Any:
@@ -403,7 +414,7 @@ def _fault_of_name(name: str) -> str:
     if fault := _fault_of_part(name):
         return f"the file's name: {fault}"
     if not is_document(PurePosixPath(name)):
-        return f"files of this kind are not taken, but {', '.join(FILE_ENDINGS)}"
+        return f"no file of this kind is taken; these are: {', '.join(FILE_ENDINGS)}"
     return ""
 
 
