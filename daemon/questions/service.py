@@ -30,7 +30,7 @@ from daemon.process.streams import Listener, watched
 from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
 from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
-from daemon.questions.uploads import FAILURES, NotTakenError, Uploads
+from daemon.questions.uploads import FAILURES, NotTakenError, Uploads, cause_of
 from daemon.questions.view import seen_by_an_operator
 from daemon.state.audit import Action
 from proto import control_pb2 as control
@@ -137,7 +137,7 @@ class QuestionsService(rpc.QuestionsServicer):
             metrics.count("hanse_token_refusals")
             await end(context, refusal)
         except FAILURES as error:
-            await refuse(context, str(error))
+            await refuse(context, cause_of(error))
 
     async def Uploads(
         self, _request: questions.UploadsRequest, context: Context

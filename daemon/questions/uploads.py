@@ -46,8 +46,8 @@ from proto import bounds
 from proto import questions_pb2 as questions
 
 _ARRIVING: Final = "brought"
-_AT_ONCE: Final = 8  # files on their way
-_WAITING: Final = 32  # files that are on their way, or on the disk and not read yet
+_AT_ONCE: Final = 16  # files on their way
+_WAITING: Final = 64  # files that are on their way, or on the disk and not read yet
 _OF_A_SHARE: Final = 4  # of both together: so no token keeps others out
 _TOLD: Final = 50  # files of somebody whose fate is told
 _TOLD_IN_ALL: Final = 1000
@@ -123,6 +123,11 @@ class _ReadFile:
     documents: list[Document]
     waiting: list[Waiting]
     problems: str
+
+
+def cause_of(error: Exception) -> str:
+    """As somebody is told it who has no business with the site's paths."""
+    return (error.strerror or "") if isinstance(error, OSError) else str(error)
 
 
 class Uploads:
@@ -276,7 +281,7 @@ class Uploads:
                 staged = Staged(one.document_id, path, original)
                 one.state = await self._stored(one, staged, found)
         except (NotTakenError, NotAllowed, *FAILURES) as error:
-            one.state, one.cause = "refused", str(error)[:_CAUSE]
+            one.state, one.cause = "refused", cause_of(error)[:_CAUSE]
         except asyncio.CancelledError:
             one.state, one.cause = "refused", "fedd was stopped: bring it again"
             raise
@@ -303,6 +308,10 @@ class Uploads:
             here = await collection.read(lambda library: _here(library, one, found))
             if here and not one.replace:
                 if await self._is_same(found.documents, here):
+                    if services.originals.keeping and not await services.originals.of(
+                        staged.document_id
+                    ):
+                        await services.originals.keep(staged)  # a kill came before it
                     return "unchanged"
                 cause = f"there is another document {one.document_id!r}"
                 raise NotTakenError(f"{cause}: choose another name, or say that this replaces it")

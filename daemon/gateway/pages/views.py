@@ -72,6 +72,7 @@ class ShownUpload:
     state: str
     cause: str
     link: str  # "": it is not to be found yet
+    refused: bool
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def uploads(reply: UploadsReply, *, linked: bool) -> ShownUploads:
                 link=source_link(one.document_id)
                 if linked and one.state in ("searchable", "unchanged")
                 else "",
+                refused=one.state == "refused",
             )
             for one in reply.uploads
         ],

@@ -431,4 +431,5 @@ async def test_a_person_brings_a_file_and_sees_what_came_of_it(
         await page.locator("#file").set_input_files(tmp_path / "sextant.md")
         await page.get_by_role("button", name="Upload").click()
         await page.locator(".doubt").first.wait_for()
+        assert "choose another name" in await page.get_by_role("alert").inner_text()
         assert "choose another name" in await page.locator(".brought").inner_text()
