@@ -54,6 +54,7 @@ _A_PAGE = 1000
 _NAMED = 5  # ids in one line
 _ALIKE_TOLD = 5  # documents that stay and have what was removed
 _A_REQUEST = 10_000  # ids (proto/control.proto)
+_LETTER = ".eml"  # files of this kind alone have others in them
 _LOOKED_UP = 20  # ids of which is said before a removal whether they are here
 
 Below = Annotated[
@@ -250,6 +251,10 @@ def documents_remove(
         others = len(removed.alike) - _ALIKE_TOLD
         more = f" and {others} more" * (others > 0)
         session.note(f"the same, or nearly so, still stands in: {first}{more}")
+    for one in [name for name in named if name.lower().endswith(_LETTER)][:_LOOKED_UP]:
+        if inner := run(_listed(session, f"{one}/")):
+            stays = _some([document.id for document in inner])
+            session.note(f"what was in it stays: {stays}: `fedctl documents remove --below ID/`")
     for unknown in removed.unknown:
         session.note(f"no document {visible(unknown)!r} here")
     return Exit.PARTLY if removed.unknown else Exit.OK

@@ -24,6 +24,7 @@ from tests.daemon.gateway.pages.browsers import (
 )
 from tests.daemon.gateway.pages.conftest import MANUAL, browsing
 from tests.daemon.library.readers.pdf_files import lines, made
+from tests.live.test_operations import fedctl
 
 pytestmark = [
     pytest.mark.federation,
@@ -199,6 +200,8 @@ async def test_a_letter_goes_with_what_is_attached(gate: Gate) -> None:
         control.ListDocumentsRequest(begins="inbox/stores.eml", limit=10), timeout=60
     )
     assert [one.id for one in after.documents] == [one for one in ids if "whistle" not in one]
+    code, _, told = await fedctl(gate.site, "documents", "remove", "inbox/stores.eml", "--yes")
+    assert (code, "what was in it stays: inbox/stores.eml/lantern.txt" in told) == (0, True)
 
 
 # ---- who may ---------------------------------------------------------------------------
