@@ -206,6 +206,13 @@ class Arriving(asyncio.Protocol):
         """Somebody is there, and waits for their turn."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("a connection over which nothing can be sent")
+        # Behind the loop's own first step, which would begin to read what was paused before it
+        # (CPython before 3.11.4), and before anything is read.
+        asyncio.get_running_loop().call_soon(self._arrive, transport)
+
+    def _arrive(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
+            return
         transport.pause_reading()
         self._place = Place(self._places, transport, partial(self._begin, transport))
         self._places.arrive(self._place)
