@@ -179,7 +179,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     audit = AuditLog(tmp_path / "audit")
     driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
-    around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8))
+    around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8, upload_mib=1))
     around.services = SimpleNamespace(originals=SimpleNamespace(of=_nothing_kept))
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)

@@ -246,7 +246,7 @@ async def test_who_is_revoked_while_it_comes_has_brought_nothing(gate: Gate) -> 
         )
     assert revoked.is_set()
     assert reply.status_code in (401, 422), reply.text
-    everything = await a_token(gate, "looker", "search")
+    everything = await a_token(gate, "finder", "search")
     assert "inbox/leaver.txt" not in await found(gate, everything, "The leaver was here.")
 
 
