@@ -358,7 +358,10 @@ async def bring(fedd: Fedd, request: Request, credential: str) -> questions.Uplo
     try:
         may = await fedd.uploads(credential)
     except Refusal as refusal:
-        refusal.headers = {**(refusal.headers or {}), "Connection": "close"}
+        if size <= _BODY_BYTES:  # so is a short one of who may not
+            await body_of(request)
+        else:
+            refusal.headers = {**(refusal.headers or {}), "Connection": "close"}
         raise
     body = request.stream()
     try:
