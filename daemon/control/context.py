@@ -149,7 +149,11 @@ class Calls(rpc.ControlServicer):
             return await work
         except _REFUSALS as refusal:
             senseless = isinstance(refusal, QuestionRefusedError | NothingToCompareError)
-            await refuse(context, str(refusal), senseless=senseless)
+            await refuse(context, self._worded(refusal), senseless=senseless)
+
+    def _worded(self, refusal: Exception) -> str:
+        """As the person is told it: who administers the site, all of it."""
+        return str(refusal)
 
 
 async def refuse(

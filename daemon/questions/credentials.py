@@ -6,6 +6,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ _SCHEME: Final = "bearer "
 _NEW_ONE: Final = "ask whoever administers this site for a token (`fedctl tokens create`)"
 _A_LINE_EVERY_S: Final = 60.0  # of the refusals of one token, for one cause
 _MOST_KINDS: Final = 10_000  # of refusals that are told of; people who sign in elsewhere are many
+
+# A path from the root on; no part of an address, and no fraction.
+_PATH = re.compile(r"(?<![\w/:.)\]])/[^\s/'\",;:()]+(?:/[^\s/'\",;:()]*)*")
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
@@ -354,3 +358,8 @@ def _speaks_for_nobody(who: str, asker: tuple[str, str]) -> NotAllowed:
 async def end(context: Context, refusal: NotAllowed) -> NoReturn:
     """End the call so."""
     await context.abort(refusal.status, f"{refusal}\n{_NEW_ONE}")
+
+
+def without_paths(cause: str) -> str:
+    """A cause with the last name alone of each path in it: the rest is for who has the log."""
+    return _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], cause)

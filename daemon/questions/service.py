@@ -10,7 +10,6 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import math
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+import structlog
 
 from config.control_socket import RETRY_AFTER
 from daemon.control.context import Context, ServiceContext, refuse
@@ -27,18 +27,25 @@ from daemon.jobs.answering import AnswerSoFar
 from daemon.process import metrics
 from daemon.process.metrics import METRICS
 from daemon.process.streams import Listener, watched
-from daemon.questions.credentials import Bearer, Credentials, NotAllowed, actor_of, end
+from daemon.questions.credentials import (
+    Bearer,
+    Credentials,
+    NotAllowed,
+    actor_of,
+    end,
+    without_paths,
+)
 from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
-from daemon.questions.uploads import FAILURES, NotTakenError, Uploads, cause_of
+from daemon.questions.uploads import FAILURES, NotTakenError, Uploads
 from daemon.questions.view import seen_by_an_operator
 from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
 
-# A path from the root on; no part of an address, and no fraction.
-_PATH = re.compile(r"(?<![\w/:.)\]])/[^\s/'\",;:()]+(?:/[^\s/'\",;:()]*)*")
+log = structlog.get_logger()
+
 _MOST_BYTES = 4 << 20  # of a request: 64 texts to embed, of 8,192 characters
 # Twice what the gateway lets through: of what it has given up some may not have ended here yet.
 _OF_THE_GATEWAY = 2
@@ -137,7 +144,8 @@ class QuestionsService(rpc.QuestionsServicer):
             metrics.count("hanse_token_refusals")
             await end(context, refusal)
         except FAILURES as error:
-            await refuse(context, cause_of(error))
+            log.warning("a file that is brought is not taken", cause=str(error))
+            await refuse(context, without_paths(str(error)))
 
     async def Uploads(
         self, _request: questions.UploadsRequest, context: Context
@@ -230,11 +238,6 @@ def _leave_out_what_is_the_sites(reply: control.AskReply, bearer: Bearer) -> Non
     reply.instead = without_paths(reply.instead)
 
 
-def without_paths(cause: str) -> str:
-    """A cause with the last name alone of each path in it: the rest is for who has the log."""
-    return _PATH.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], cause)
-
-
 async def _checked(
     sees: Callable[[], Awaitable[None]], parts: AsyncIterator[control.FilePart]
 ) -> AsyncIterator[control.FilePart]:
@@ -257,6 +260,10 @@ class _AnsweringTo(ControlService):
     def __init__(self, around: ServiceContext, bearer: Bearer) -> None:
         super().__init__(around, actor_of(bearer))
         self._rights = bearer.rights
+
+    def _worded(self, refusal: Exception) -> str:
+        """As who asks is told it: where the site's files lie is for who has its log."""
+        return without_paths(str(refusal))
 
     async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
         """As in `Calls`; who may not ask any more is told so, and gets nothing."""

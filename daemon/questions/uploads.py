@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
+import structlog
+
 from config.kinds import LONGEST_COLLECTION
 from daemon.control.context import ServiceContext
 from daemon.learning.options import LearningError
@@ -39,18 +41,20 @@ from daemon.library.store import Library
 from daemon.pairs.proposals import ProposalRefused
 from daemon.process.tasks import logged
 from daemon.process.workers import WorkerCrashed
-from daemon.questions.credentials import Bearer, NotAllowed, actor_of
+from daemon.questions.credentials import Bearer, NotAllowed, actor_of, without_paths
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit_format import AuditError
 from proto import bounds
 from proto import questions_pb2 as questions
+
+log = structlog.get_logger()
 
 _ARRIVING: Final = "brought"
 _AT_ONCE: Final = 16  # files on their way
 _WAITING: Final = 64  # files that are on their way, or on the disk and not read yet
 _OF_A_SHARE: Final = 4  # of both together: so no token keeps others out
 _TOLD: Final = 50  # files of somebody whose fate is told
-_TOLD_IN_ALL: Final = 1000
+_TOLD_TO: Final = 1000  # of those who bring any
 _LONGEST_NAME: Final = int(bounds.of("UploadedFile", "name").most)
 _SPARE: Final = 256 << 20  # bytes of the disk that stay free
 _SILENT_S: Final = 60.0  # between two pieces of a file
@@ -125,11 +129,6 @@ class _ReadFile:
     problems: str
 
 
-def cause_of(error: Exception) -> str:
-    """As somebody is told it who has no business with the site's paths."""
-    return (error.strerror or "") if isinstance(error, OSError) else str(error)
-
-
 class Uploads:
     """What people bring through one socket."""
 
@@ -137,7 +136,7 @@ class Uploads:
         self._around = around
         self._collection = around.driver.collection
         self._most_bytes = around.settings.gateway.upload_mib << 20
-        self._told = deque[_Brought](maxlen=_TOLD_IN_ALL)
+        self._told: dict[str, deque[_Brought]] = {}  # by actor, who brought last is last
         self._under_way = Counter[str]()  # of each share
         self._arriving = 0
         self._reads = asyncio.Lock()
@@ -145,7 +144,7 @@ class Uploads:
 
     def told(self, bearer: Bearer) -> questions.UploadsReply:
         """What may be brought, and what became of what was. Raises NotAllowed."""
-        mine = [one for one in self._told if one.bearer.actor == bearer.actor][-_TOLD:]
+        mine = self._told.get(bearer.actor, ())
         rights = bearer.rights()
         return questions.UploadsReply(
             uploads=[one.message() for one in reversed(mine)],
@@ -176,12 +175,20 @@ class Uploads:
             stack.push_async_callback(asyncio.to_thread, path.unlink, missing_ok=True)
             one.size = original.size
             recorded |= {"bytes": original.size, "sha256": original.digest.hex()}
-            self._told.append(one)
+            self._remember(one)
             work = asyncio.create_task(logged(self._become(one, path, original, stack.pop_all())))
         self._work.add(work)  # the loop keeps no task by itself
         work.add_done_callback(self._work.discard)
         await asyncio.wait({work}, timeout=_PATIENT_S)
         yield questions.UploadReply(upload=one.message())
+
+    def _remember(self, one: _Brought) -> None:
+        """Nobody's are forgotten because another brings many."""
+        mine = self._told.pop(one.bearer.actor, None) or deque(maxlen=_TOLD)
+        self._told[one.bearer.actor] = mine
+        mine.append(one)
+        if len(self._told) > _TOLD_TO:
+            del self._told[next(iter(self._told))]
 
     # ---- may it come -----------------------------------------------------------------
 
@@ -280,8 +287,11 @@ class Uploads:
                 one.cause = found.problems
                 staged = Staged(one.document_id, path, original)
                 one.state = await self._stored(one, staged, found)
-        except (NotTakenError, NotAllowed, *FAILURES) as error:
-            one.state, one.cause = "refused", cause_of(error)[:_CAUSE]
+        except (NotTakenError, NotAllowed) as refusal:
+            one.state, one.cause = "refused", str(refusal)[:_CAUSE]
+        except FAILURES as error:
+            log.warning("a file that was brought is not stored", cause=str(error))
+            one.state, one.cause = "refused", without_paths(str(error))[:_CAUSE]
         except asyncio.CancelledError:
             one.state, one.cause = "refused", "fedd was stopped: bring it again"
             raise
@@ -308,19 +318,20 @@ class Uploads:
             here = await collection.read(lambda library: _here(library, one, found))
             if here and not one.replace:
                 if await self._is_same(found.documents, here):
-                    if services.originals.keeping and not await services.originals.of(
-                        staged.document_id
-                    ):
-                        await services.originals.keep(staged)  # a kill came before it
+                    kept = await services.originals.of(one.document_id)
+                    if services.originals.keeping and kept is None:  # a kill came before it
+                        await services.originals.keep(staged)
                     return "unchanged"
                 cause = f"there is another document {one.document_id!r}"
                 raise NotTakenError(f"{cause}: choose another name, or say that this replaces it")
             if any(not source.startswith(_BROUGHT) for source in here.values()):
                 cause = f"{one.document_id!r} is here from elsewhere, and nobody brought it"
                 raise NotTakenError(f"{cause}: choose another name")
-            await collection.ingest(found.documents, [], replace=True, waiting=found.waiting)
             # What came with the one before, and with this one no more.
             gone = sorted({*here} - {document.id for document in found.documents})
+            if gone and services.pairs.busy:
+                raise NotTakenError("pairs are being made: bring it again when that has ended")
+            await collection.ingest(found.documents, [], replace=True, waiting=found.waiting)
             if gone:
                 await services.pairs.remove(gone)
             if services.originals.keeping:

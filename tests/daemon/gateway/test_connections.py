@@ -239,7 +239,7 @@ async def test_who_is_answered_stays_and_a_body_goes_behind_headers() -> None:
 async def test_where_all_are_answered_the_newest_waits_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "_ROOM_S", 1.0)
+    monkeypatch.setattr(connections, "_ROOM_S", 3.0)
     async with serving() as port:
         asked = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         for _, writer in asked:

@@ -24,7 +24,8 @@ from daemon.library.passages import SentenceSplitter, passage_ids
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library
 from daemon.process import metrics
-from daemon.questions.service import QUESTIONS, QuestionsService, without_paths
+from daemon.questions.credentials import without_paths
+from daemon.questions.service import QUESTIONS, QuestionsService
 from daemon.questions.turns import TooManyError, Turns
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit import AuditLog
@@ -88,7 +89,7 @@ class Shelf:
                 await self.waits.wait()
         finally:
             self.waiting -= 1
-        raise NotIndexedYet("nothing is indexed yet")
+        raise NotIndexedYet("nothing is indexed yet in /var/lib/hanse/index")
 
     search = ask
 
@@ -211,6 +212,13 @@ async def test_an_expired_token_is_refused(served: Served, name: str) -> None:
     served.now[0] += DAY
     code, details = await served.refusal(name, f"Bearer {secret}")
     assert (code, "'chat' is expired" in details) == (UNAUTHENTICATED, True)
+
+
+@pytest.mark.parametrize("name", ["Ask", "Search"])
+async def test_a_refusal_names_no_place_of_the_site(served: Served, name: str) -> None:
+    secret, _ = await served.tokens.create("chat", ["ask", "search"], 1)
+    _, details = await served.refusal(name, f"Bearer {secret}")
+    assert details == "nothing is indexed yet in index"
 
 
 async def test_the_log_says_who_asked_and_never_what(served: Served) -> None:
