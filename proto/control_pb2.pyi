@@ -2070,6 +2070,7 @@ class AskReply(_message.Message):
     INSTEAD_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     UNREAD_LANGUAGE_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
@@ -2086,6 +2087,8 @@ class AskReply(_message.Message):
     """statements taken out, for what they cite does not support them"""
     unread_language: _builtins.str
     """that the question seems to be in, and the encoder is not for: ISO 639-1"""
+    cut_short: _builtins.str
+    """why it ends before its end, where its begin was told while it was written; empty: it does not"""
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""
@@ -2107,10 +2110,11 @@ class AskReply(_message.Message):
         instead: _builtins.str = ...,
         dropped: _builtins.int = ...,
         unread_language: _builtins.str = ...,
+        cut_short: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "cut_short", b"cut_short", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

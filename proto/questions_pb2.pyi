@@ -44,7 +44,7 @@ class AnswerPart(_message.Message):
     """with [n] marks that the citations of the whole explain"""
     @_builtins.property
     def whole(self) -> _control_pb2.AskReply:
-        """as of Ask; instead: also why it ends before its end"""
+        """as of Ask"""
 
     def __init__(
         self,

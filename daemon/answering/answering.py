@@ -25,7 +25,6 @@ from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.catalogue.language import language_of_question
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
-from daemon.process.chat_client import Likelihood
 
 if TYPE_CHECKING:
     from daemon.answering.cross_encoder import CrossEncoder
@@ -47,26 +46,20 @@ class QuestionRefusedError(Exception):
     """A question that is not answered: blank or too long."""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """An answer, what it cites, all passages that were found, and who answered.
+@dataclass(frozen=True, kw_only=True)
+class Answered(GeneratedAnswer):
+    """An answer with all passages that were found, and who answered.
 
     Without citations the documents do not answer. ``probability``: that they do, 0 .. 1, by the
-    evidence; 0 where it is not known.
+    evidence; 0 where it is not known. What of it people are told is what the messages of
+    control.proto have by the same name (`daemon.control.library_messages.answer_fields`).
     """
 
-    text: str
-    citations: tuple[Citation, ...]
     passages: tuple[Citation, ...]  # best first, numbered 0
     model_digest: bytes
     left_out: str = ""  # as `OpenVersion.search` says
     probability: float = 0.0
-    instead: str = ""  # this and the next four: as `GeneratedAnswer`
-    failed: bool = False
-    dropped: int = 0
     unread_language: str = ""  # of the question, which the encoder is not for; ISO 639-1
-    prompt: str = ""
-    likelihood: Likelihood | None = None
 
 
 @dataclass(frozen=True)
@@ -121,18 +114,12 @@ class OpenVersion:
             known = ", ".join(sorted(self.retriever.encoder.languages))
             text = f"{text} {UNREAD.format(language=unread, known=known)}"
         return Answered(
-            text=text,
-            citations=answer.citations,
+            **{**vars(answer), "text": text},
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
             left_out=left_out,
             probability=self.abstention.probability(evidence),
-            instead=answer.instead,
-            failed=answer.failed,
-            dropped=answer.dropped,
             unread_language=unread,
-            prompt=answer.prompt,
-            likelihood=answer.likelihood,
         )
 
     def search(

@@ -54,15 +54,16 @@ class GeneratedAnswer:
     """An answer whose [n] marks number its citations; without citations nothing was found.
 
     ``instead``: why another generator wrote it than the one that was chosen; "": that one did.
-    Where the begin was told while it was written: why it ends before its end.
-    ``failed``: that one could not write. ``dropped``: statements that were taken out, for what
-    they cite does not support them. ``prompt``: that a language model was asked by; "": none was.
-    ``likelihood``: where that was to be measured, and a language model wrote.
+    ``cut_short``: why it ends before its end, where its begin was told while it was written.
+    ``failed``: the chosen one could not write, or not to the end. ``dropped``: statements that
+    were taken out, for what they cite does not support them. ``prompt``: that a language model was
+    asked by; "": none was. ``likelihood``: where that was to be measured, and one wrote.
     """
 
     text: str
     citations: tuple[Citation, ...]
     instead: str = ""
+    cut_short: str = ""
     failed: bool = False
     dropped: int = 0
     prompt: str = ""

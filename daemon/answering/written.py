@@ -116,7 +116,12 @@ class WrittenGenerator:
                 log.warning("an answer ends before its end", cause=cause)
                 left = telling.check.left
                 return GeneratedAnswer(
-                    *(left.text, left.citations, cause, True, left.dropped), prompt=how.prompt
+                    left.text,
+                    left.citations,
+                    cut_short=cause,
+                    failed=True,
+                    dropped=left.dropped,
+                    prompt=how.prompt,
                 )
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)

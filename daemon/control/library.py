@@ -347,6 +347,7 @@ class LibraryCalls(Calls):
             abstained=not answered.citations,
             probability=answered.probability,
             instead=answered.instead,
+            cut_short=answered.cut_short,
             dropped=answered.dropped,
             unread_language=answered.unread_language,
         )
@@ -424,6 +425,8 @@ def _outcome(answered: Answered) -> str:
     """The metric that counts answers like this one; an extract in another's place is its own."""
     if not answered.citations:
         return "hanse_answers_abstained"
+    if answered.cut_short:
+        return "hanse_answers_cut_short"
     return "hanse_answers_instead" if answered.instead else "hanse_answers_given"
 
 

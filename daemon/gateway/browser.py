@@ -193,14 +193,12 @@ class Pages:
         return EventStream(self._parts(person, question), ended_by)
 
     async def _parts(self, person: Person, question: str) -> AsyncGenerator[bytes, None]:
-        begun = False
         with self._turn(person.credential):
             async with aclosing(self._fedd.stream(question, person.credential)) as parts:
                 async for part in parts:
                     if part.HasField("whole"):
-                        yield _page_event(self._ask_page(person, question, part.whole, begun=begun))
+                        yield _page_event(self._ask_page(person, question, part.whole))
                         return
-                    begun = True
                     yield event({"text": part.text})
 
     async def search_page(self, request: Request) -> Response:
@@ -340,10 +338,7 @@ class Pages:
         question: str = "",
         reply: AskReply | None = None,
         refusal: HTTPException | None = None,
-        *,
-        begun: bool = False,
     ) -> Response:
-        """``begun``: of the answer some was sent while it was written."""
         told: dict[str, Any] = {"sources": [], "passages": [], "runs": []}
         if reply is not None:
             cited = [one["url_citation"] for one in cited_at(reply)]
@@ -360,7 +355,6 @@ class Pages:
             person=person,
             question=question,
             reply=reply,
-            begun=begun,
             cause="" if refusal is None else refusal.detail,
             **told,
         )

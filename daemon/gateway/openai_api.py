@@ -132,7 +132,8 @@ class Completion:
             "refusal": None,
             "annotations": cited_at(reply, self._url),
         }
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        finished = _finished(reply)
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finished}
         told = {"object": "chat.completion", "choices": [choice], "usage": self._usage(reply)}
         return self._head | _by(reply) | told
 
@@ -147,13 +148,11 @@ class Completion:
 
     def rest(self, reply: AskReply, *, usage: bool) -> Iterator[bytes]:
         """What is left of it; the citations are in the last event that has a choice."""
-        # Behind pieces that were sent nothing stands in: the answer only ends before its end.
-        finished = "length" if self._sent and reply.instead else "stop"
         self._head |= _by(reply)
         if left := reply.answer[len(self._sent) :]:
             for piece in pieces(left):
                 yield self.piece(piece)
-        yield self._event({"annotations": cited_at(reply, self._url)}, finished)
+        yield self._event({"annotations": cited_at(reply, self._url)}, _finished(reply))
         if usage:
             told = {"object": "chat.completion.chunk", "choices": [], "usage": self._usage(reply)}
             yield event(self._head | told)
@@ -170,6 +169,10 @@ class Completion:
     def _event(self, delta: dict[str, Any], finished: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
         return event(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _finished(reply: AskReply) -> str:
+    return "length" if reply.cut_short else "stop"
 
 
 def _by(reply: AskReply) -> dict[str, Any]:

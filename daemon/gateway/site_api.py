@@ -134,9 +134,8 @@ class Answer(BaseModel):
     abstained: bool = Field(description="The documents do not answer this.")
     probability: float | None = Field(description="That they do, 0 to 1; null: not known here.")
     dropped: int = Field(description="Statements taken out, for what they cite has them not.")
-    instead: str = Field(
-        description="Why the language model did not answer, or not to the end; empty: it did."
-    )
+    instead: str = Field(description="Why the language model did not answer; empty: it did.")
+    cut_short: str = Field(description="Why it did not to the answer's end; empty: it did.")
     unread_language: str = Field(
         description="The question's, where it seems to be one that is not searched well; or empty."
     )
@@ -230,6 +229,7 @@ def answer_of(reply: control.AskReply) -> Answer:
         probability=reply.probability or None,
         dropped=reply.dropped,
         instead=reply.instead,
+        cut_short=reply.cut_short,
         unread_language=reply.unread_language,
         citations=[
             Citation(

@@ -164,11 +164,20 @@ METRICS = (
     ),
     Metric(
         "hanse_answers_instead",
-        "Answers since the start that the language model did not give, or not to their end.",
+        "Answers since the start that stand in for those of the language model.",
         "count",
         counts=True,
         row="answers",
-        phrase="{} without the language model, or cut short",
+        phrase="{} without the language model",
+        unless_none=True,
+    ),
+    Metric(
+        "hanse_answers_cut_short",
+        "Answers since the start that end where the language model failed.",
+        "count",
+        counts=True,
+        row="answers",
+        phrase="{} cut short",
         unless_none=True,
     ),
     Metric(

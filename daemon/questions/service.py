@@ -235,7 +235,7 @@ def _leave_out_what_is_the_sites(reply: control.AskReply, bearer: Bearer) -> Non
     """Passages of who may not search, and where on the site's disk its model lies."""
     if not bearer.sees_what_it_asks_of():
         del reply.passages[:]
-    reply.instead = without_paths(reply.instead)
+    reply.instead, reply.cut_short = map(without_paths, (reply.instead, reply.cut_short))
 
 
 async def _checked(

@@ -119,7 +119,7 @@ class Collection:
         self.renewed = 0  # times that what is this site's own of a version changed
         self.last_error = ""
         self._left_out = ""  # as `OpenVersion.search` says of the last question
-        self._unwritten = ""  # as `Answered.instead`, where it failed at the last question
+        self._unwritten = ("", "")  # `instead`, `cut_short` of the last answer that failed
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = self._served_spec = spec
@@ -483,7 +483,7 @@ class Collection:
     @property
     def warnings(self) -> list[str]:
         """What people should look at: answers that are made worse than was wanted, and why."""
-        return warnings_of(self._left_out, self._unwritten)
+        return warnings_of(self._left_out, *self._unwritten)
 
     async def ask(
         self,
@@ -501,7 +501,9 @@ class Collection:
         answered = await self.with_open_version(job, *asked, rights=rights, told=told)
         if warn:
             self._left_out = answered.left_out
-            self._unwritten = answered.instead if answered.failed else ""
+            self._unwritten = (
+                (answered.instead, answered.cut_short) if answered.failed else ("", "")
+            )
         return answered
 
     async def search(

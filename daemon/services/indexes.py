@@ -49,14 +49,15 @@ def remove_others(root: Path, keep: Path) -> None:
     remove_other_indexes(root, {keep})
 
 
-def warnings_of(left_out: str, unwritten: str) -> list[str]:
-    """What to tell people where a cross-encoder is left out, or answers are not written, and why.
+def warnings_of(left_out: str, unwritten: str, cut_short: str) -> list[str]:
+    """What to tell people: why a cross-encoder is left out, or answers are not, or half, written.
 
     Empty: that is not so.
     """
     causes = {
         "questions are ranked without the cross-encoder": left_out,
         "answers are extracted, not written": unwritten,
+        "answers end before their end": cut_short,
     }
     # A path in one is not ours, and need not be UTF-8.
     return [

@@ -369,6 +369,8 @@ def _notes(reply: AskReply) -> Iterator[str]:
         )
     if reply.instead:
         yield f"The answer is extracted, not written: {in_line(reply.instead)}"
+    if reply.cut_short:
+        yield f"The answer ends before its end: {in_line(reply.cut_short)}"
     if reply.dropped:
         one = reply.dropped == 1
         yield (
