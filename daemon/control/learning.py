@@ -10,7 +10,7 @@ from typing import Any
 
 from config.recipes import RECIPES
 from daemon.control.context import Calls, Context, ServiceContext
-from daemon.control.library_messages import citation_message, told_threshold
+from daemon.control.library_messages import answer_fields, told_threshold
 from daemon.evaluation import abstention, answers
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
@@ -405,10 +405,7 @@ def _answer_judged(one: AskedPair) -> control.JudgedAnswer:
         question=one.pair.query,
         references=known.answers,
         documents=one.pair.positives,
-        answer=one.answered.text,
-        citations=[citation_message(citation) for citation in one.answered.citations],
-        abstained=not one.answered.citations,
-        instead=one.answered.instead,
+        **answer_fields(one.answered, control.JudgedAnswer.DESCRIPTOR),
         qtype=known.qtype,
         reasoning=known.reasoning,
     )

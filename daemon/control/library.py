@@ -15,7 +15,7 @@ from daemon.answering.answering import Answered
 from daemon.answering.prompts.kinds import AUTO, FOR, guessed, kind_of
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.library_messages import (
-    citation_message,
+    answer_fields,
     document_message,
     filters_of,
     folder_message,
@@ -339,17 +339,7 @@ class LibraryCalls(Calls):
         seconds = _took(started)
         metrics.count(_outcome(answered))
         return control.AskReply(
-            answer=answered.text,
-            citations=[citation_message(citation) for citation in answered.citations],
-            passages=[citation_message(passage) for passage in answered.passages],
-            model_digest=answered.model_digest,
-            seconds=seconds,
-            abstained=not answered.citations,
-            probability=answered.probability,
-            instead=answered.instead,
-            cut_short=answered.cut_short,
-            dropped=answered.dropped,
-            unread_language=answered.unread_language,
+            **answer_fields(answered, control.AskReply.DESCRIPTOR), seconds=seconds
         )
 
     async def ListPrompts(

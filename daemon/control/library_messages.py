@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from os.path import normpath
-from typing import Final, cast
+from typing import Any, Final, cast
+
+from google.protobuf.descriptor import Descriptor
 
 from daemon.answering.abstention import Abstention
-from daemon.answering.generator import Citation
+from daemon.answering.generator import Citation, GeneratedAnswer
 from daemon.answering.prompts.kinds import FOR, OTHERWISE, RULES
 from daemon.answering.prompts.prompts import slots_of, text_of
 from daemon.jobs.answering import Searched
@@ -230,6 +232,18 @@ def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def answer_fields(answer: GeneratedAnswer, message: Descriptor) -> dict[str, Any]:
+    """What a message tells of an answer: those of its fields that answers have, too, by name.
+
+    So a field that both have is told without a word here.
+    """
+    told: dict[str, Any] = {"answer": answer.text, "abstained": not answer.citations}
+    for name, value in vars(answer).items():
+        of_citations = name in ("citations", "passages")
+        told[name] = [*map(citation_message, value)] if of_citations else value
+    return {name: value for name, value in told.items() if name in message.fields_by_name}
+
+
 def citation_message(citation: Citation) -> control.Citation:
     """A citation of an answer, or a passage that it could be made of."""
     return control.Citation(**asdict(citation))
@@ -255,16 +269,11 @@ def prompts_message(in_force: str, generator: str) -> control.ListPromptsReply:
 
 def tried_message(tried: TriedPrompt) -> control.TestPromptReply:
     """A filled prompt, and the answer where it was wanted."""
-    reply = control.TestPromptReply(
-        text=tried.filled.text,
-        passages=tried.filled.given,
-        found=tried.found,
-        tokens=tried.filled.tokens,
-    )
-    if (answer := tried.answer) is not None:
-        reply.answer, reply.instead, reply.dropped = answer.text, answer.instead, answer.dropped
-        reply.citations.extend(map(citation_message, answer.citations))
-    return reply
+    reply = control.TestPromptReply.DESCRIPTOR
+    answered = {} if tried.answer is None else answer_fields(tried.answer, reply)
+    filled = tried.filled  # its text and its passages, which answers have others of
+    told = answered | {"text": filled.text, "passages": filled.given, "tokens": filled.tokens}
+    return control.TestPromptReply(**told, found=tried.found)
 
 
 def told_threshold(abstention: Abstention) -> float:

@@ -29,6 +29,7 @@ from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_
 from daemon.gateway.pages.rendering import FILE_HEADERS, Rendering
 from daemon.gateway.refusals import Refusal
 from proto.control_pb2 import AskReply
+from proto.notes import notes_of
 from proto.questions_pb2 import ProposeRequest, SourceReply, Upload, WhoamiReply
 
 Turn = Callable[[str], AbstractContextManager[None]]
@@ -344,6 +345,7 @@ class Pages:
             cited = [one["url_citation"] for one in cited_at(reply)]
             marks = [(one["start_index"], one["end_index"]) for one in cited]
             told = {
+                "notes": notes_of(reply),
                 "runs": views.answer_runs(reply, marks),
                 "sources": views.cited(reply, linked="search" in person.scopes),
                 "passages": views.retrieved(reply, linked="search" in person.scopes),

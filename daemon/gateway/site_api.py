@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
+from google.protobuf.message import Message
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from pydantic_core import from_json
 
@@ -12,6 +13,7 @@ from daemon.gateway.refusals import Refusal, first_mistake
 from proto import bounds
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
+from proto.notes import notes_of
 
 
 def _most(message: str, name: str) -> Any:
@@ -139,6 +141,7 @@ class Answer(BaseModel):
     unread_language: str = Field(
         description="The question's, where it seems to be one that is not searched well; or empty."
     )
+    notes: list[str] = Field(description="What of all this a person should know, in sentences.")
     citations: list[Citation]
     model_version: str = Field(description="Digest of the version that answered.")
 
@@ -204,6 +207,13 @@ class Uploads(BaseModel):
     endings: list[str] = Field(description="Of names of files that are read.")
 
 
+def _alike(kind: type[BaseModel], message: Message) -> dict[str, Any]:
+    """What is said under the same name there, where it is one value."""
+    fields = message.DESCRIPTOR.fields_by_name
+    same = [name for name in kind.model_fields if name in fields and not fields[name].is_repeated]
+    return {name: getattr(message, name) for name in same}
+
+
 def _source(of: control.Citation | control.FoundPassage | questions.PassageReply) -> dict[str, Any]:
     return {
         "document_id": of.document_id,
@@ -223,14 +233,10 @@ def answer_of(reply: control.AskReply) -> Answer:
         marks.setdefault(int(reply.answer[start + 1 : end - 1]), []).append(
             Mark(start=start, end=end)
         )
+    told = _alike(Answer, reply) | {"probability": reply.probability or None}
     return Answer(
-        answer=reply.answer,
-        abstained=reply.abstained,
-        probability=reply.probability or None,
-        dropped=reply.dropped,
-        instead=reply.instead,
-        cut_short=reply.cut_short,
-        unread_language=reply.unread_language,
+        **told,
+        notes=notes_of(reply),
         citations=[
             Citation(
                 number=one.number,
@@ -278,13 +284,7 @@ def passage_of(reply: questions.PassageReply) -> PassageRead:
 
 def brought(upload: questions.Upload) -> Upload:
     """What fedd says of a file."""
-    return Upload(
-        document_id=upload.document_id,
-        bytes=upload.bytes,
-        unix_s=upload.unix_s,
-        state=upload.state,
-        cause=upload.cause,
-    )
+    return Upload(**_alike(Upload, upload))
 
 
 def uploads_of(reply: questions.UploadsReply) -> Uploads:

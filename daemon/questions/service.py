@@ -43,6 +43,7 @@ from daemon.state.audit import Action
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
+from proto.notes import NOTES
 
 log = structlog.get_logger()
 
@@ -235,7 +236,9 @@ def _leave_out_what_is_the_sites(reply: control.AskReply, bearer: Bearer) -> Non
     """Passages of who may not search, and where on the site's disk its model lies."""
     if not bearer.sees_what_it_asks_of():
         del reply.passages[:]
-    reply.instead, reply.cut_short = map(without_paths, (reply.instead, reply.cut_short))
+    for name in NOTES:
+        if isinstance(said := getattr(reply, name), str):
+            setattr(reply, name, without_paths(said))
 
 
 async def _checked(

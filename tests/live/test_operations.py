@@ -400,7 +400,7 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
     code, out, err = await fedctl(fir, "ask", question)
     assert code == 0, err
     assert re.fullmatch(r"(The wardens of fir|A worn) [\w ]+\. \[1\]", out.splitlines()[0]), out
-    assert "extracted, not written" not in out
+    assert "the language model did not answer" not in out
     assert "evil" not in out and "Pirates" not in out
     assert "2 statements were taken out: what they cite does not support them" in out
     assert "answers are extracted" not in " ".join((await fir.status()).warnings)
@@ -409,7 +409,7 @@ async def test_a_written_answer_is_what_its_documents_say_or_is_stood_in_for(
         code, out, err = await fedctl(fir, "ask", question)
         assert code == 0, err
         cause = f"the language model at {writer.url} answered 500: see its own log"
-        assert f"The answer is extracted, not written: {cause}" in out
+        assert f"for the language model did not answer: {cause}" in out
         told = json.loads((await fedctl(fir, "ask", question, "--json"))[1])
         assert (told["instead"], told["citations"][0]["number"]) == (cause, 1)
         assert f"answers are extracted, not written: {cause}" in (await fir.status()).warnings

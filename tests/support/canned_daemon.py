@@ -43,6 +43,7 @@ class CannedDaemon(ControlServicer):
     """Answers every call, and remembers what it was asked."""
 
     people_fault = ""  # of the file of people who sign in elsewhere
+    noted = control.AskReply()  # how an answer came about
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -349,7 +350,9 @@ class CannedDaemon(ControlServicer):
             text="Locks leak.",
             copies=COPIES,
         )
-        return control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
+        reply = control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
+        reply.MergeFrom(self.noted)
+        return reply
 
     def Search(self, request: Any, context: Any) -> control.SearchReply:
         self._hear(request, context)

@@ -29,6 +29,7 @@ from daemon.fedctl.terminal.output import (
 )
 from daemon.fedctl.transfer.sending import Ingested, Naming, send
 from daemon.library.files import SUFFIXES
+from proto.notes import notes_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -300,7 +301,7 @@ def ask(
     """Answer a question from this site's documents, with citations."""
     reply, empty = run(_ask(session, question, top_k))
     session.result(
-        {"question": question, **as_plain(reply)},
+        {"question": question, **as_plain(reply), "notes": notes_of(reply)},
         lambda console: console.print(_EMPTY) if empty else show_answer(console, reply),
     )
 
@@ -343,8 +344,8 @@ def show_answer(console: Console, reply: AskReply) -> None:
         also_in(citation.copies, console)
     if reply.abstained and reply.passages:
         _show_nearest(console, reply)
-    for note in _notes(reply):
-        console.print(plain_text(f"\n{note}"), style="dim", soft_wrap=True)
+    for note in notes_of(reply):
+        console.print(plain_text(f"\n{in_line(note)}"), style="dim", soft_wrap=True)
     _show_retrieved(console, reply)
 
 
@@ -358,25 +359,6 @@ def _show_nearest(console: Console, reply: AskReply) -> None:
         said = " ".join(passage.text.split())
         line = visible(f"  {where}: {said}").replace("\n", " ")
         console.print(plain_text(line), overflow="ellipsis", no_wrap=True)
-
-
-def _notes(reply: AskReply) -> Iterator[str]:
-    """How the answer came about, where not as one would think."""
-    if reply.unread_language and not reply.abstained:
-        yield (
-            f"It seems to be asked in {in_line(reply.unread_language)}, which the encoder was not "
-            "made for: what would answer it may not be found"
-        )
-    if reply.instead:
-        yield f"The answer is extracted, not written: {in_line(reply.instead)}"
-    if reply.cut_short:
-        yield f"The answer ends before its end: {in_line(reply.cut_short)}"
-    if reply.dropped:
-        one = reply.dropped == 1
-        yield (
-            f"{counted(reply.dropped, 'statement')} {'was' if one else 'were'} taken out: what "
-            f"{'it cites does' if one else 'they cite does'} not support {'it' if one else 'them'}"
-        )
 
 
 def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:

@@ -16,8 +16,10 @@ from daemon.fedctl.terminal.output import (
     as_plain,
     columns,
     counted,
+    in_line,
     plain_text,
 )
+from proto.notes import notes_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,8 +129,5 @@ def _shown(console: Console, reply: TestPromptReply, *, run_it: bool) -> None:
         return
     console.print()
     console.print(plain_text(reply.answer), soft_wrap=True)
-    if reply.instead:
-        console.print(plain_text(f"Extracted, not written: {reply.instead}."), soft_wrap=True)
-    if reply.dropped:
-        text = f"Taken out: {counted(reply.dropped, 'statement')} that nothing cited supports."
-        console.print(plain_text(text), soft_wrap=True)
+    for note in notes_of(reply):
+        console.print(plain_text(in_line(note)), soft_wrap=True)

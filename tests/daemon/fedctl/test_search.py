@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from daemon.fedctl.terminal.output import in_line
+from proto.control_pb2 import AskReply
+from proto.notes import notes_of
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
 
@@ -31,6 +34,17 @@ def test_where_a_passage_stands_once_more_is_told(fedctl: Fedctl, daemon: Canned
     first, second = fedctl("search", "why", "--json").object["passages"]
     assert (first["copies"]["count"], second["copies"]) == (3, None)
     assert first["copies"]["first"][0]["document_id"] == "old/d1"
+
+
+def test_how_an_answer_came_about_is_told_below_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.noted = AskReply(instead="no\x1b[2J room\nat all", dropped=2, unread_language="de")
+    notes = notes_of(daemon.noted)
+    assert len(notes) == 3
+    assert fedctl("ask", "why", "--json").object["notes"] == notes
+    out = fedctl("ask", "why").out
+    assert "\x1b" not in out, "what a model's server says does not paint the terminal"
+    for note in notes:
+        assert f"\n{in_line(note)}\n" in out
 
 
 def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemon) -> None:

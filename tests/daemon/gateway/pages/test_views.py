@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from html import escape
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.gateway.browser import Pages, Person
 from daemon.gateway.conversation import cited_at
 from daemon.gateway.pages import views
 from daemon.gateway.pages.views import Row, Run
+from daemon.gateway.site_api import answer_of
 from proto.control_pb2 import AskReply, Citation
+from proto.notes import NOTES, notes_of
 from proto.questions_pb2 import SourcePassage
 
 TABLE = "Part\tDays\nBrake\t7\nGear\t\t30"
@@ -30,6 +36,24 @@ def test_marks_of_an_answer_hang_on_their_sentences() -> None:
         Run("", number=2),
         Run("\nSo."),
     ]
+
+
+def test_page_and_json_say_how_an_answer_came_about_likewise() -> None:
+    said = AskReply(instead="<b>no</b> room", cut_short="late", dropped=2, unread_language="de")
+    reply = AskReply(answer="It turns. [1]", citations=[Citation(number=1)], seconds=1)
+    reply.MergeFrom(said)
+    notes = notes_of(said)
+    assert len(notes) == len(NOTES)
+    told = answer_of(reply)
+    assert told.notes == notes
+    assert {name: getattr(told, name) for name in NOTES} == {
+        name: getattr(said, name) for name in NOTES
+    }
+    nobody: Any = None  # is asked for the page of an answer that is there
+    person = Person("", "elm", "clerk", "2030-01-01", frozenset({"ask"}))
+    page = bytes(Pages(nobody, nobody, nobody, nobody)._ask_page(person, "why?", reply).body)
+    for note in notes:
+        assert f"<bdi>{escape(note)}</bdi>".encode() in page
 
 
 def test_a_sentence_is_found_however_its_lines_are_broken() -> None:
