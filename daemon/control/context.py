@@ -120,40 +120,82 @@ class ServiceContext:
     process: ProcessFigures
 
 
-class Calls(rpc.ControlServicer):
-    """What all topics of the control service share."""
+class Caller:
+    """Who calls, as the audit log has them: how what they ask for is recorded and refused."""
 
     def __init__(self, around: ServiceContext, actor: str) -> None:
-        self._around = around
-        self._driver = around.driver
         self._audit = around.audit
-        self._actor = actor
-        self._rights: Rights = of_all
+        self._collection = around.driver.collection
+        self.actor = actor
 
     @asynccontextmanager
-    async def _audited(
+    async def audited(
         self, context: Context, action: Action, **asked: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """As `AuditLog.span`; refused where it can't be recorded."""
         async with AsyncExitStack() as stack:
-            span = self._audit.span(self._actor, action, **asked)
+            span = self._audit.span(self.actor, action, **asked)
             try:
                 found = await stack.enter_async_context(span)
             except AuditError as error:
                 await refuse(context, str(error))
             yield found
 
-    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
+    async def answered(self, context: Context, work: Awaitable[Any]) -> Any:
         """The result of ``work``; what it refuses is told to the person as it is."""
         try:
             return await work
         except _REFUSALS as refusal:
             senseless = isinstance(refusal, QuestionRefusedError | NothingToCompareError)
-            await refuse(context, self._worded(refusal), senseless=senseless)
+            await refuse(context, self.worded(refusal), senseless=senseless)
 
-    def _worded(self, refusal: Exception) -> str:
+    def worded(self, refusal: Exception) -> str:
         """As the person is told it: who administers the site, all of it."""
         return str(refusal)
+
+    async def check_sees(
+        self, document_id: str, action: Action, context: Context, rights: Rights
+    ) -> None:
+        """The call ends where there is no such document for these rights, whatever there is else.
+
+        In the same words for each: who asks learns of no document that they may not see, neither
+        by a cause nor by what they may have meant. Who administers the site is told of these by
+        what is asked.
+        """
+        if rights is of_all:
+            return
+        here = await self.may_see(document_id, context, rights)
+        if here:
+            here = bool(await self.answered(context, self._collection.known([document_id])))
+        if not here:
+            async with self.audited(context, action):
+                await refuse_unknown(document_id, context)
+
+    async def may_see(self, document_id: str, context: Context, rights: Rights) -> bool:
+        """Whether it is, or would be, a document of theirs."""
+
+        async def looked_up() -> tuple[str, ...] | None:
+            return rights()
+
+        of = await self.answered(context, looked_up())
+        return of is None or document_id.startswith(tuple(f"{one}/" for one in of))
+
+
+async def refuse_unknown(document_id: str, context: Context) -> NoReturn:
+    """End the call, for whoever has rights to some documents alone."""
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"no document {document_id!r} here")
+
+
+class Calls(rpc.ControlServicer):
+    """What all topics of the control service share; whoever calls administers the site."""
+
+    def __init__(self, around: ServiceContext, actor: str) -> None:
+        self._around = around
+        self._driver = around.driver
+        self._audit = around.audit
+        self._actor = actor
+        self._caller = Caller(around, actor)
+        self._audited, self._answered = self._caller.audited, self._caller.answered
 
 
 async def refuse(

@@ -13,7 +13,7 @@ import structlog
 
 from daemon.answering.answering import Answered
 from daemon.answering.prompts.kinds import AUTO, FOR, guessed, kind_of
-from daemon.control.context import Calls, Context, refuse
+from daemon.control.context import Caller, Calls, Context, ServiceContext, refuse
 from daemon.control.library_messages import (
     answer_fields,
     document_message,
@@ -40,6 +40,7 @@ from daemon.process import metrics
 from daemon.process.streams import Listener, watched
 from daemon.services.library_changes import SilentError
 from daemon.services.originals import Upload
+from daemon.services.rights import Rights, of_all
 from proto import control_pb2 as control
 
 log = structlog.get_logger()
@@ -57,6 +58,10 @@ _IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 
 class LibraryCalls(Calls):
     """Documents in and out, answers out."""
+
+    def __init__(self, around: ServiceContext, actor: str) -> None:
+        super().__init__(around, actor)
+        self._answers = Answers(around, self._caller)
 
     async def Ingest(
         self, requests: AsyncIterator[control.IngestRequest], context: Context
@@ -313,34 +318,11 @@ class LibraryCalls(Calls):
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
-        return await self._asked(request, context)
+        return await self._answers.ask(request, context, of_all)
 
-    async def _asked(
-        self,
-        request: control.AskRequest,
-        context: Context,
-        told: Callable[[object], None] | None = None,
-    ) -> control.AskReply:
-        """As `Ask`; ``told`` as of `Collection.ask`."""
-        started = time.monotonic()
-        outcome, citations = "refused or failed", 0
-        try:
-            answered = await self._answered(
-                context,
-                self._driver.collection.ask(
-                    request.question, request.top_k, told=told, rights=self._rights
-                ),
-            )
-            citations = len(answered.citations)
-            outcome = "answered" if citations else "not answered"
-        finally:
-            # Owed, if need be: people get their answers from a site whose disk is full, too.
-            await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
-        seconds = _took(started)
-        metrics.count(_outcome(answered))
-        return control.AskReply(
-            **answer_fields(answered, control.AskReply.DESCRIPTOR), seconds=seconds
-        )
+    async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
+        """Passages for a question, without an answer."""
+        return await self._answers.search(request, context, of_all)
 
     async def ListPrompts(
         self, _request: control.ListPromptsRequest, _context: Context
@@ -373,25 +355,67 @@ class LibraryCalls(Calls):
         reply.guessed_by = guessed(request.question)[1] if request.name == AUTO else ""
         return reply
 
-    async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
+
+class Answers:
+    """Questions answered to whoever calls, from the documents that they may ask of.
+
+    Each method takes these rights: nobody is answered by whom they were forgotten.
+    """
+
+    def __init__(self, around: ServiceContext, caller: Caller) -> None:
+        self._collection = around.driver.collection
+        self._audit = around.audit
+        self._caller = caller
+
+    async def ask(
+        self,
+        request: control.AskRequest,
+        context: Context,
+        rights: Rights,
+        told: Callable[[object], None] | None = None,
+    ) -> control.AskReply:
+        """An answer with citations; ``told`` as of `Collection.ask`."""
+        started = time.monotonic()
+        outcome, citations = "refused or failed", 0
+        try:
+            answered = await self._caller.answered(
+                context,
+                self._collection.ask(request.question, request.top_k, told=told, rights=rights),
+            )
+            citations = len(answered.citations)
+            outcome = "answered" if citations else "not answered"
+        finally:
+            # Owed, if need be: people get their answers from a site whose disk is full, too.
+            await self._audit.record_or_owe(self._caller.actor, "ask", outcome, citations=citations)
+        seconds = _took(started)
+        metrics.count(_outcome(answered))
+        return control.AskReply(
+            **answer_fields(answered, control.AskReply.DESCRIPTOR), seconds=seconds
+        )
+
+    async def search(
+        self, request: control.SearchRequest, context: Context, rights: Rights
+    ) -> control.SearchReply:
         """Passages for a question, without an answer."""
         started = time.monotonic()
         outcome, passages = "refused or failed", 0
-        collection = self._driver.collection
+        collection = self._collection
         try:
-            searched = await self._answered(
+            searched = await self._caller.answered(
                 context,
                 collection.search(
                     request.question,
                     request.top_k,
                     request.explain,
                     filters_of(request),
-                    self._rights,
+                    rights,
                 ),
             )
             outcome, passages = "answered", len(searched.passages)
         finally:
-            await self._audit.record_or_owe(self._actor, "search", outcome, passages=passages)
+            await self._audit.record_or_owe(
+                self._caller.actor, "search", outcome, passages=passages
+            )
         seconds = _took(started)
         return control.SearchReply(
             passages=found_messages(searched, request.explain),

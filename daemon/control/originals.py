@@ -3,29 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from daemon.control.context import Calls, Context, refuse
+from daemon.control.context import Caller, Calls, Context, ServiceContext, refuse
 from daemon.library.box.boxes import NotDrawn
 from daemon.library.catalogue.originals import PIECE, OriginalFile, containing
 from daemon.library.files import is_document, reader_of
 from daemon.library.readers.reader import NoSuchPage
 from daemon.services.originals import Upload
-from daemon.services.rights import of_all
+from daemon.services.rights import Rights, of_all
 from proto import control_pb2 as control
 
 
 class OriginalCalls(Calls):
     """Files out, and images of their pages."""
 
+    def __init__(self, around: ServiceContext, actor: str) -> None:
+        super().__init__(around, actor)
+        self._originals = Originals(around, self._caller)
+
     async def Original(
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """The file that a document was read from, piece by piece."""
-        async with self._audited(context, "original") as recorded:
-            original, path = await self._kept(request.id, context)
+        async for part in self._originals.original(request, context, of_all):
+            yield part
+
+    async def PageImage(
+        self, request: control.PageImageRequest, context: Context
+    ) -> AsyncIterator[control.FilePart]:
+        """A page of the file that a document was read from, as a PNG."""
+        async for part in self._originals.page_image(request, context, of_all):
+            yield part
+
+
+class Originals:
+    """Files given out to whoever calls, of documents that they may see.
+
+    Each method takes these rights, and looks at them before a file is opened and once more before
+    any of it is given.
+    """
+
+    def __init__(self, around: ServiceContext, caller: Caller) -> None:
+        self._collection = around.driver.collection
+        self._originals = around.services.originals
+        self._caller = caller
+
+    async def original(
+        self, request: control.OriginalRequest, context: Context, rights: Rights
+    ) -> AsyncIterator[control.FilePart]:
+        """The file that a document was read from, piece by piece."""
+        sees = partial(self._caller.check_sees, request.id, "original", context, rights)
+        async for part in _checked(sees, self._original(request, context, rights)):
+            yield part
+
+    async def page_image(
+        self, request: control.PageImageRequest, context: Context, rights: Rights
+    ) -> AsyncIterator[control.FilePart]:
+        """A page of the file that a document was read from, as a PNG."""
+        sees = partial(self._caller.check_sees, request.id, "page-image", context, rights)
+        async for part in _checked(sees, self._page_image(request, context, rights)):
+            yield part
+
+    async def _original(
+        self, request: control.OriginalRequest, context: Context, rights: Rights
+    ) -> AsyncIterator[control.FilePart]:
+        async with self._caller.audited(context, "original") as recorded:
+            original, path = await self._kept(request.id, context, rights)
             recorded["bytes"] = 0
             part = control.FilePart(size=original.size, digest=original.digest)
             try:
@@ -38,13 +85,12 @@ class OriginalCalls(Calls):
             except OSError as error:
                 await _refuse_missing(context, request.id, error)
 
-    async def PageImage(
-        self, request: control.PageImageRequest, context: Context
+    async def _page_image(
+        self, request: control.PageImageRequest, context: Context, rights: Rights
     ) -> AsyncIterator[control.FilePart]:
-        """A page of the file that a document was read from, as a PNG."""
-        async with self._audited(context, "page-image") as recorded:
+        async with self._caller.audited(context, "page-image") as recorded:
             recorded["page"] = request.page
-            _, path = await self._kept(request.id, context)
+            _, path = await self._kept(request.id, context, rights)
             reader = reader_of(Path(request.id))
             if reader is None or reader.page is None:
                 await refuse(
@@ -53,7 +99,7 @@ class OriginalCalls(Calls):
                     "`fedctl documents original` gives the file",
                     senseless=True,
                 )
-            work = self._around.services.originals.page(request.id, path, request.page, request.dpi)
+            work = self._originals.page(request.id, path, request.page, request.dpi)
             try:
                 image = await work
             except NoSuchPage as error:
@@ -69,19 +115,21 @@ class OriginalCalls(Calls):
             for part in _parts(image):
                 yield part
 
-    async def _kept(self, document_id: str, context: Context) -> tuple[OriginalFile, Path]:
+    async def _kept(
+        self, document_id: str, context: Context, rights: Rights
+    ) -> tuple[OriginalFile, Path]:
         """The original of a document, and where it lies; refused with the cause where none is."""
-        originals, collection = self._around.services.originals, self._driver.collection
-        if found := await self._answered(context, originals.of(document_id)):
+        collection, answered = self._collection, self._caller.answered
+        if found := await answered(context, self._originals.of(document_id)):
             original, path = found
             return original, path
-        if not await self._answered(context, collection.known([document_id])):
+        if not await answered(context, collection.known([document_id])):
             meant = ""
-            if self._rights is of_all:  # others learn of no document that they did not name
-                meant = await self._answered(context, collection.similar(document_id))
+            if rights is of_all:  # others learn of no document that they did not name
+                meant = await answered(context, collection.similar(document_id))
             remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
             await refuse(context, f"no document {document_id!r} here", remedy, senseless=True)
-        around = await self._answered(context, collection.known(containing(document_id)))
+        around = await answered(context, collection.known(containing(document_id)))
         cause, remedy = self._why_not(document_id, around)
         return await refuse(context, f"the file of {document_id!r} is not kept: {cause}", remedy)
 
@@ -95,7 +143,7 @@ class OriginalCalls(Calls):
                 "it was a record in a file of records",
                 "`fedctl documents export` gives all that was in it",
             )
-        if self._around.services.originals.keeping:
+        if self._originals.keeping:
             return (
                 "it came when fedd kept none or by a file of records (an export), or what was "
                 "attached to it was taken out",
@@ -105,6 +153,19 @@ class OriginalCalls(Calls):
             "fedd keeps none here",
             "Set library.keep_originals = true, restart fedd, and ingest the file again",
         )
+
+
+async def _checked(
+    sees: Callable[[], Awaitable[None]], parts: AsyncIterator[control.FilePart]
+) -> AsyncIterator[control.FilePart]:
+    """What is to be given out, looked at before it is made and again before it is given."""
+    await sees()
+    first = True
+    async for part in parts:
+        if first:
+            await sees()
+            first = False
+        yield part
 
 
 async def _refuse_missing(context: Context, document_id: str, error: OSError) -> None:

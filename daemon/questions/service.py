@@ -20,7 +20,15 @@ import grpc.aio
 import structlog
 
 from config.control_socket import RETRY_AFTER
-from daemon.control.context import Context, ServiceContext, refuse
+from daemon.control.context import (
+    Caller,
+    Context,
+    ServiceContext,
+    refuse,
+    refuse_unknown,
+)
+from daemon.control.library import Answers
+from daemon.control.originals import Originals
 from daemon.control.service import ControlService
 from daemon.control.socket import Offer
 from daemon.jobs.answering import AnswerSoFar
@@ -39,7 +47,7 @@ from daemon.questions.sources import read_source, source_of
 from daemon.questions.turns import TooManyError, Turns
 from daemon.questions.uploads import FAILURES, NotTakenError, Uploads
 from daemon.questions.view import seen_by_an_operator
-from daemon.state.audit import Action
+from daemon.services.rights import Rights
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
 from proto import questions_pb2_grpc as rpc
@@ -69,7 +77,7 @@ class QuestionsService(rpc.QuestionsServicer):
         """An answer with citations; the passages beside it are what `Search` is for."""
         bearer = await self._credentials.of(context, "ask", "ask")
         async with self._turn(context, bearer):
-            reply = await _AnsweringTo(self._around, bearer).Ask(request, context)
+            reply = await self._answering(bearer).ask(request, context)
         _leave_out_what_is_the_sites(reply, bearer)
         return reply
 
@@ -79,7 +87,7 @@ class QuestionsService(rpc.QuestionsServicer):
         """The same answer as it is written; who takes their time to read it keeps no turn."""
         bearer = await self._credentials.of(context, "ask", "ask")
         turn = partial(self._turn, context, bearer)
-        async for part in _AnsweringTo(self._around, bearer).parts(request, context, turn):
+        async for part in self._answering(bearer).parts(request, context, turn):
             if part.HasField("whole"):
                 _leave_out_what_is_the_sites(part.whole, bearer)
             yield part
@@ -88,28 +96,28 @@ class QuestionsService(rpc.QuestionsServicer):
         """Passages for a question."""
         token = await self._credentials.of(context, "search", "search")
         async with self._turn(context, token):
-            return await _AnsweringTo(self._around, token).Search(request, context)
+            return await self._answering(token).search(request, context)
 
     async def Passage(
         self, request: questions.PassageRequest, context: Context
     ) -> questions.PassageReply:
         """A passage that `Search` found, and what stands beside it."""
         token = await self._credentials.of(context, "search", "passage")
-        return await _AnsweringTo(self._around, token).passage(request, context)
+        return await self._answering(token).passage(request, context)
 
     async def Source(
         self, request: questions.SourceRequest, context: Context
     ) -> questions.SourceReply:
         """Where a passage stands."""
         token = await self._credentials.of(context, "search", "show-documents")
-        return await _AnsweringTo(self._around, token).source(request, context)
+        return await self._answering(token).source(request, context)
 
     async def PageImage(
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """A page of the file that a document was read from."""
         token = await self._credentials.of(context, "search", "page-image")
-        async for part in _AnsweringTo(self._around, token).PageImage(request, context):
+        async for part in self._answering(token).page_image(request, context):
             yield part
 
     async def Original(
@@ -117,7 +125,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> AsyncIterator[control.FilePart]:
         """That file."""
         token = await self._credentials.of(context, "originals", "original")
-        async for part in _AnsweringTo(self._around, token).Original(request, context):
+        async for part in self._answering(token).original(request, context):
             yield part
 
     async def Propose(
@@ -125,7 +133,7 @@ class QuestionsService(rpc.QuestionsServicer):
     ) -> questions.ProposeReply:
         """What somebody says answers a question, for the operator to look at."""
         bearer = await self._credentials.of(context, "propose", "propose")
-        return await _AnsweringTo(self._around, bearer).propose(request, bearer.name, context)
+        return await self._answering(bearer).propose(request, bearer.name, context)
 
     async def Upload(
         self, parts: AsyncIterator[questions.UploadPart], context: Context
@@ -165,7 +173,7 @@ class QuestionsService(rpc.QuestionsServicer):
         """Texts as vectors of the version that answers."""
         token = await self._credentials.of(context, "embed", "embed")
         async with self._turn(context, token):
-            return await _AnsweringTo(self._around, token).embed(request, context)
+            return await self._answering(token).embed(request, context)
 
     async def Whoami(
         self, _request: questions.WhoamiRequest, context: Context
@@ -204,6 +212,10 @@ class QuestionsService(rpc.QuestionsServicer):
         status = await ControlService(self._around, "").Status(request, context)
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
 
+    def _answering(self, bearer: Bearer) -> _AnsweringTo:
+        caller = _TokenHolder(self._around, actor_of(bearer))
+        return _AnsweringTo(self._around, caller, bearer.rights)
+
     @staticmethod
     async def _check_sees_all(bearer: Bearer, context: Context) -> None:
         """The call ends here for who may ask of some collections, whoever gave them the scope."""
@@ -241,73 +253,57 @@ def _leave_out_what_is_the_sites(reply: control.AskReply, bearer: Bearer) -> Non
             setattr(reply, name, without_paths(said))
 
 
-async def _checked(
-    sees: Callable[[], Awaitable[None]], parts: AsyncIterator[control.FilePart]
-) -> AsyncIterator[control.FilePart]:
-    """What is to be given out, looked at before it is made and again before it is given."""
-    await sees()
-    first = True
-    async for part in parts:
-        if first:
-            await sees()
-            first = False
-        yield part
+class _TokenHolder(Caller):
+    """Who calls with a token, or signed in elsewhere."""
 
-
-class _AnsweringTo(ControlService):
-    """What answers fedctl, for who has this token, of what that may ask of when it is answered.
-
-    What those above call of it is Ask, Search, or stands here: the rest knows of no rights.
-    """
-
-    def __init__(self, around: ServiceContext, bearer: Bearer) -> None:
-        super().__init__(around, actor_of(bearer))
-        self._rights = bearer.rights
-
-    def _worded(self, refusal: Exception) -> str:
+    def worded(self, refusal: Exception) -> str:
         """As who asks is told it: where the site's files lie is for who has its log."""
         return without_paths(str(refusal))
 
-    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
-        """As in `Calls`; who may not ask any more is told so, and gets nothing."""
+    async def answered(self, context: Context, work: Awaitable[Any]) -> Any:
+        """As in `Caller`; who may not ask any more is told so, and gets nothing."""
         try:
-            return await super()._answered(context, work)
+            return await super().answered(context, work)
         except NotAllowed as refusal:
             metrics.count("hanse_token_refusals")
             await end(context, refusal)
 
-    async def Original(
+
+class _AnsweringTo:
+    """What answers somebody, of what they may ask of when they are answered: ``rights``.
+
+    It is made of what takes these rights with each call, and has nothing of what administers the
+    site.
+    """
+
+    def __init__(self, around: ServiceContext, caller: Caller, rights: Rights) -> None:
+        self._answers = Answers(around, caller)
+        self._originals = Originals(around, caller)
+        self._collection = around.driver.collection
+        self._pairs = around.services.pairs
+        self._audit = around.audit
+        self._caller = caller
+        self._rights = rights
+
+    async def ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
+        """An answer with citations."""
+        return await self._answers.ask(request, context, self._rights)
+
+    async def search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
+        """Passages for a question."""
+        return await self._answers.search(request, context, self._rights)
+
+    def original(
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
-        """Of a document of theirs."""
-        sees = partial(self._check_sees, request.id, "original", context)
-        async for part in _checked(sees, super().Original(request, context)):
-            yield part
+        """The file of a document of theirs."""
+        return self._originals.original(request, context, self._rights)
 
-    async def PageImage(
+    def page_image(
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
-        """Of a document of theirs."""
-        sees = partial(self._check_sees, request.id, "page-image", context)
-        async for part in _checked(sees, super().PageImage(request, context)):
-            yield part
-
-    async def _check_sees(self, document_id: str, action: Action, context: Context) -> None:
-        """The call ends where there is no such document for this token, whatever there is else.
-
-        In the same words for each: who asks learns of no document that they may not see, neither
-        by a cause nor by what they may have meant.
-        """
-        here = _is_among(document_id, await self._answered(context, self._now()))
-        if here:
-            known = self._driver.collection.known([document_id])
-            here = bool(await self._answered(context, known))
-        if not here:
-            async with self._audited(context, action):
-                await _refuse_unknown(document_id, context)
-
-    async def _now(self) -> tuple[str, ...] | None:
-        return self._rights()
+        """A page of it."""
+        return self._originals.page_image(request, context, self._rights)
 
     async def parts(
         self,
@@ -322,7 +318,7 @@ class _AnsweringTo(ControlService):
 
         async def begin(tell: Listener) -> control.AskReply:
             async with turn():
-                return await self._asked(request, context, tell)
+                return await self._answers.ask(request, context, self._rights, tell)
 
         sent = ""
         async with watched(begin, AnswerSoFar) as (steps, work):
@@ -348,16 +344,20 @@ class _AnsweringTo(ControlService):
         outcome, passages = "refused or failed", 0
         wanted = request.passage_id
         try:
-            one, before, after = await self._answered(
-                context, self._driver.collection.read(lambda library: library.passage(wanted))
+            one, before, after = await self._caller.answered(
+                context, self._collection.read(lambda library: library.passage(wanted))
             )
-            collections = await self._answered(context, self._now())
-            if one is None or not _is_among(one.document_id, collections):
+            theirs = one is not None and await self._caller.may_see(
+                one.document_id, context, self._rights
+            )
+            if not theirs:
                 remedy = "Ids are those that a search tells; one whose text was changed has another"
                 await refuse(context, "no passage of this id here", remedy, senseless=True)
             outcome, passages = "answered", 1
         finally:
-            await self._audit.record_or_owe(self._actor, "passage", outcome, passages=passages)
+            await self._audit.record_or_owe(
+                self._caller.actor, "passage", outcome, passages=passages
+            )
         return questions.PassageReply(
             passage_id=one.id,
             document_id=one.document_id,
@@ -375,12 +375,12 @@ class _AnsweringTo(ControlService):
         self, request: questions.SourceRequest, context: Context
     ) -> questions.SourceReply:
         """A document at one of its passages."""
-        await self._check_sees(request.document_id, "show-documents", context)
-        async with self._audited(context, "show-documents") as recorded:
-            reading = self._driver.collection.read(partial(read_source, request))
-            found = await self._answered(context, reading)
+        await self._caller.check_sees(request.document_id, "show-documents", context, self._rights)
+        async with self._caller.audited(context, "show-documents") as recorded:
+            reading = self._collection.read(partial(read_source, request))
+            found = await self._caller.answered(context, reading)
             if found is None:  # it went in between
-                await _refuse_unknown(request.document_id, context)
+                await refuse_unknown(request.document_id, context)
             recorded["documents"] = 1
         return source_of(request, *found)
 
@@ -389,20 +389,19 @@ class _AnsweringTo(ControlService):
     ) -> questions.ProposeReply:
         """Kept until the operator has looked, where the document is one of theirs."""
         document_id, wanted = request.document_id, request.passage_id
-        await self._check_sees(document_id, "propose", context)
-        async with self._audited(context, "propose", answers=request.answers):
+        await self._caller.check_sees(document_id, "propose", context, self._rights)
+        async with self._caller.audited(context, "propose", answers=request.answers):
             if wanted:
-                looking = self._driver.collection.read(lambda library: library.passage(wanted))
-                one, _, _ = await self._answered(context, looking)
+                looking = self._collection.read(lambda library: library.passage(wanted))
+                one, _, _ = await self._caller.answered(context, looking)
                 if one is None or one.document_id != document_id:
                     cause = "the document has no passage of this id (any more): ask again"
                     await refuse(context, cause, senseless=True)
-            pairs = self._around.services.pairs
-            kept = pairs.propose(
+            kept = self._pairs.propose(
                 token, request.question, document_id, wanted, answers=request.answers
             )
-            if not await self._answered(context, kept):  # it went in between
-                await _refuse_unknown(document_id, context)
+            if not await self._caller.answered(context, kept):  # it went in between
+                await refuse_unknown(document_id, context)
             metrics.count("hanse_votes_for" if request.answers else "hanse_votes_against")
         return questions.ProposeReply()
 
@@ -412,25 +411,16 @@ class _AnsweringTo(ControlService):
         """Vectors, in the order of the texts."""
         outcome = "refused or failed"
         try:
-            vectors, digest = await self._answered(
-                context, self._driver.collection.embed(list(request.texts), self._rights)
+            vectors, digest = await self._caller.answered(
+                context, self._collection.embed(list(request.texts), self._rights)
             )
             outcome = "answered"
         finally:
             texts = len(request.texts)
-            await self._audit.record_or_owe(self._actor, "embed", outcome, texts=texts)
+            await self._audit.record_or_owe(self._caller.actor, "embed", outcome, texts=texts)
         return questions.EmbedReply(
             vectors=vectors.astype("<f4").tobytes(), dimension=vectors.shape[1], model_digest=digest
         )
-
-
-def _is_among(document_id: str, collections: tuple[str, ...] | None) -> bool:
-    """Whether a document is of one of these; None: all are."""
-    return collections is None or document_id.startswith(tuple(f"{one}/" for one in collections))
-
-
-async def _refuse_unknown(document_id: str, context: Context) -> NoReturn:
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"no document {document_id!r} here")
 
 
 def _add(around: ServiceContext, _user: str, server: grpc.aio.Server) -> None:

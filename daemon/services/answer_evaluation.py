@@ -31,6 +31,7 @@ from daemon.library.readers.documents import Pair
 from daemon.library.store import Library
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
+from daemon.services.rights import of_all
 
 log = structlog.get_logger()
 
@@ -207,7 +208,7 @@ class AnswerJudge:
                 continue
             try:
                 how = Asking(measured=True, references=_answers_of(pair))
-                answered = await self._collection.ask(pair.query, 0, how, warn=False)
+                answered = await self._collection.ask(pair.query, 0, how, warn=False, rights=of_all)
                 scores = await self._answering.run(answer_jobs.score, _given(pair, answered))
             except Exception as error:  # any: it is told, and costs no other question its figures
                 cause = cause_of(error)

@@ -49,7 +49,7 @@ from daemon.services.indexes import (
     warnings_of,
 )
 from daemon.services.library_changes import LibraryChanges
-from daemon.services.rights import Rights, Told, of_all, run_for
+from daemon.services.rights import Rights, Told, run_for
 from daemon.services.work_ahead import WorkAhead
 from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
@@ -119,7 +119,7 @@ class Collection:
         self.renewed = 0  # times that what is this site's own of a version changed
         self.last_error = ""
         self._left_out = ""  # as `OpenVersion.search` says of the last question
-        self._unwritten = ("", "")  # `instead`, `cut_short` of the last answer that failed
+        self._unwritten: tuple[str, ...] = ()  # `instead`, `cut_short`: it failed at the last
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = self._served_spec = spec
@@ -493,7 +493,7 @@ class Collection:
         *,
         warn: bool = True,
         told: Told | None = None,
-        rights: Rights = of_all,
+        rights: Rights,
     ) -> Answered:
         """Answer a question; ``warn`` of how. ``told`` gets `AnswerSoFar`, anew after a crash."""
         job = answering_jobs.ask if told is None else answering_jobs.ask_telling
@@ -501,13 +501,11 @@ class Collection:
         answered = await self.with_open_version(job, *asked, rights=rights, told=told)
         if warn:
             self._left_out = answered.left_out
-            self._unwritten = (
-                (answered.instead, answered.cut_short) if answered.failed else ("", "")
-            )
+            self._unwritten = (answered.instead, answered.cut_short) if answered.failed else ()
         return answered
 
     async def search(
-        self, question: str, top_k: int, explain: bool, filters: Filters, rights: Rights = of_all
+        self, question: str, top_k: int, explain: bool, filters: Filters, rights: Rights
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
         asked = (question, top_k or self._settings.top_k, explain, filters)
@@ -515,7 +513,7 @@ class Collection:
         self._left_out = searched.left_out
         return searched
 
-    async def embed(self, texts: list[str], rights: Rights = of_all) -> tuple[Float32, bytes]:
+    async def embed(self, texts: list[str], rights: Rights) -> tuple[Float32, bytes]:
         """Texts as the version that is open embeds questions [n, d], and which that is."""
         return await self.with_open_version(answering_jobs.embed, texts, rights=rights)
 

@@ -49,7 +49,7 @@ def remove_others(root: Path, keep: Path) -> None:
     remove_other_indexes(root, {keep})
 
 
-def warnings_of(left_out: str, unwritten: str, cut_short: str) -> list[str]:
+def warnings_of(left_out: str, unwritten: str = "", cut_short: str = "") -> list[str]:
     """What to tell people: why a cross-encoder is left out, or answers are not, or half, written.
 
     Empty: that is not so.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
-import ast
 import asyncio
 import inspect
 import json
@@ -28,7 +27,9 @@ import pytest
 import pytest_asyncio
 
 from config.control_socket import ASKS_FOR
-from daemon.control.context import WithinBounds
+from daemon.control.context import CONTROL, WithinBounds
+from daemon.control.library import Answers
+from daemon.control.originals import Originals
 from daemon.jobs import learning
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.passages import passage_ids
@@ -43,6 +44,7 @@ from daemon.state.folder import StateFolder
 from daemon.state.tokens import Tokens
 from proto import control_pb2 as control
 from proto import questions_pb2 as questions
+from proto.control_pb2_grpc import ControlServicer
 from proto.questions_pb2_grpc import QuestionsStub, add_QuestionsServicer_to_server
 from tests.daemon.questions.people import Provider, grant, speaker, spoken, write_people
 from tests.support.small_models import small_encoder
@@ -180,7 +182,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
     around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8, upload_mib=1))
-    around.services = SimpleNamespace(originals=SimpleNamespace(of=_nothing_kept))
+    around.services = SimpleNamespace(pairs=None, originals=SimpleNamespace(of=_nothing_kept))
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)
     server.add_insecure_port(f"unix:{tmp_path}/socket")
@@ -330,18 +332,33 @@ async def test_a_document_of_theirs_is_shown_without_copies_elsewhere(site: Site
     assert b"The lamp of Norn" in await site.called("Source", secret, boss)
 
 
-def test_what_answers_tokens_is_what_knows_of_their_rights() -> None:
-    """Another method of fedctl's that is reached from here would ask of all documents."""
-    tree = ast.parse(inspect.getsource(service))
-    reached = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Call)
-        and getattr(node.value.func, "id", "") == "_AnsweringTo"
-    }
-    assert reached
-    assert reached <= {"Ask", "Search"} | vars(service._AnsweringTo).keys()
+@pytest.mark.parametrize("made_of", [Answers, Originals])
+def test_what_answers_is_told_each_time_whose_rights_count(made_of: type) -> None:
+    """A new method that forgot them would answer of all documents whoever asks."""
+    public = {name: one for name, one in vars(made_of).items() if not name.startswith("_")}
+    assert public
+    for name, method in public.items():
+        rights = inspect.signature(method).parameters.get("rights")
+        assert rights is not None and rights.default is rights.empty, name
+
+
+def test_what_answers_people_has_nothing_of_who_administers(site: Site) -> None:
+    answering: Any = service._AnsweringTo
+    rights = inspect.signature(answering).parameters["rights"]
+    assert rights.default is rights.empty, "none is built without"
+    assert answering.__mro__ == (answering, object), "it inherits no call"
+    calls = {method.name for method in CONTROL.methods}
+    assert calls & {
+        *dir(answering),
+        *dir(Answers),
+        *dir(Originals),
+        *dir(service._TokenHolder),
+    } == (set())
+    caller: Any = None
+    parts = vars(answering(site.around, caller, lambda: ())).values()
+    assert {type(one) for one in parts} >= {Answers, Originals}
+    assert not any(isinstance(one, ControlServicer) for one in parts)
+    assert site.around not in parts, "through which all could be reached"
 
 
 # ---- refusals ---------------------------------------------------------------------

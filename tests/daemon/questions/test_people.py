@@ -131,6 +131,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
     settings = SimpleNamespace(gateway=SimpleNamespace(requests=2, upload_mib=1))
     around: Any = SimpleNamespace(tokens=made.tokens, audit=audit, driver=driver, settings=settings)
+    around.services = SimpleNamespace(originals=None, pairs=None)
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)
     server.add_insecure_port(f"unix:{tmp_path}/socket")

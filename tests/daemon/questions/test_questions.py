@@ -144,6 +144,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
     settings = SimpleNamespace(gateway=SimpleNamespace(requests=2, upload_mib=1))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver, settings=settings)
+    around.services = SimpleNamespace(originals=None, pairs=None)
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)
     server.add_insecure_port(f"unix:{tmp_path}/socket")

@@ -25,6 +25,7 @@ from daemon.library.readers.documents import Document, Pair
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services.collection import Collection, CollectionSettings, Listeners
+from daemon.services.rights import of_all
 from daemon.state.folder import StateFolder
 from tests.support.small_models import small_cross_encoder, small_encoder
 
@@ -97,7 +98,7 @@ async def serving(collection: Collection, worker: Worker) -> AsyncIterator[Colle
 
 
 async def best(collection: Collection) -> str:
-    found = (await collection.search(QUESTION, 1, True, EVERY)).passages
+    found = (await collection.search(QUESTION, 1, True, EVERY, of_all)).passages
     return found[0].passage.document_id
 
 

@@ -42,6 +42,7 @@ from daemon.services import work_ahead
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.pair_maker import PairMaker, WriterSettings
+from daemon.services.rights import of_all
 from daemon.state.folder import StateFolder
 from daemon.state.store import Store
 from daemon.state.versions import read_version, write_version
@@ -636,7 +637,7 @@ async def test_a_file_that_cannot_be_erased_from_keeps_nothing_else(
 async def test_a_removal_takes_sentences_along(site: Site) -> None:
     await site.ingest(DOCUMENTS, [])
     for document in DOCUMENTS:
-        await site.collection.ask(document.title, 3)
+        await site.collection.ask(document.title, 3, rights=of_all)
     assert {"yard/pump", "yard/lamp"} <= kept_of(site)
     await site.collection.remove(["yard/pump"])
     assert kept_of(site).isdisjoint({"yard/pump", "gone"})
