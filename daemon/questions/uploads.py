@@ -198,6 +198,7 @@ class Uploads:
             raise NotTakenError("this site takes no files from people (gateway.upload_mib is 0)")
         # One name, however the system that it comes from writes an accent.
         collection, name = (unicodedata.normalize("NFC", x) for x in (file.collection, file.name))
+        collection = collection.strip("/")  # as `fedctl ingest --collection` has it
         if fault := _fault_of_collection(collection) or _fault_of_name(name):
             raise NotTakenError(fault, senseless=True)
         document_id = f"{collection}/{name}"

@@ -112,6 +112,8 @@ def verify(
 ) -> Exit:
     """Verify every entry: none altered, removed, inserted or moved; with --head, none cut off.
 
+    The log's files are read, and no daemon is asked, which would have to be believed: so neither
+    --socket nor HANSE_SOCKET has a part in it; --state-dir or --config names the files.
     Exit code 3 when the log is broken and a person has acknowledged it.
     """
     noted = _digest(head) if head else None
@@ -292,7 +294,9 @@ def show(
 ) -> None:
     """Show the entries, oldest first, verified on the way; with --json an entry a line.
 
-    A log that is broken is shown as far as it can be read, and then complained of.
+    The log's files are read, and no daemon is asked, which would have to be believed: so neither
+    --socket nor HANSE_SOCKET has a part in it; --state-dir or --config names the files. A log that
+    is broken is shown as far as it can be read, and then complained of.
     """
     from daemon.state.audit_format import Chain
 
@@ -351,6 +355,12 @@ def _segments(session: Session, state_dir: Path | None, files: list[Path] | None
     try:
         if files:
             return sorted(files, key=number_of)
+        if session.socket is not None and state_dir is None and session.config is None:
+            raise CommandError(
+                "the log is read from its files, and a socket names none",
+                "Name the daemon's folder (--state-dir) or settings (--config)",
+                exit_code=Exit.USAGE,
+            )
         folder = StateFolder(state_dir or _configured(session)).audit
         paths = segments(folder)
     except AuditError as error:

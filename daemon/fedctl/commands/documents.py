@@ -52,6 +52,7 @@ topic = typer.Typer(
 ANSWERED_WITHIN_S = 600.0
 _A_PAGE = 1000
 _NAMED = 5  # ids in one line
+_BESIDE = 8  # characters that a column beside them needs, with its margin
 _ALIKE_TOLD = 5  # documents that stay and have what was removed
 _A_REQUEST = 10_000  # ids (proto/control.proto)
 _LETTER = ".eml"  # files of this kind alone have others in them
@@ -472,11 +473,28 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
         for one in found
     ]
     told = [place for place, values in enumerate(zip(*rows, strict=True)) if any(values)]
-    table = columns(*(names[place] for place in told))
-    # An id is what other commands take: it is whole, also where there is little room.
-    table.columns[0].min_width = max(len(row[0]) for row in rows)
+    _show_rows(
+        console, [names[place] for place in told], [[row[place] for place in told] for row in rows]
+    )
+
+
+def _show_rows(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table that begins with ids; each above what is told of it, where it leaves no room.
+
+    An id is what other commands take: it is whole, also where there is little room.
+    """
+    longest = max(len(row[0]) for row in rows)
+    if longest + _BESIDE * (len(names) - 1) > console.width:
+        for one, *others in rows:
+            said = zip((name.lstrip(">") for name in names[1:]), others, strict=True)
+            console.print(plain_text(one), soft_wrap=True)
+            line = "; ".join(f"{name}: {value}" for name, value in said if value)
+            console.print(plain_text(f"  {line}"), style="dim", soft_wrap=True)
+        return
+    table = columns(*names)
+    table.columns[0].min_width = longest
     for row in rows:
-        table.add_row(*(plain_text(row[place]) for place in told))
+        table.add_row(*map(plain_text, row))
     console.print(table)
 
 
@@ -486,13 +504,12 @@ def _show_waiting(console: Console, reply: ListWaitingReply) -> None:
     if not reply.documents:
         console.print("no document has pages that wait for OCR")
         return
-    table = columns("document", "pages", "then")
-    table.columns[0].min_width = max(len(in_line(one.id)) for one in reply.documents)
+    rows = list[tuple[str, str, str]]()
     for one in reply.documents:
         by_itself = "is read again by itself" if one.read_again else "ingest it again"
         then = f"OCR failed ({in_line(one.cause)}): {by_itself}" if one.cause else by_itself
-        table.add_row(*map(plain_text, (in_line(one.id), in_line(one.pages), then)))
-    console.print(table)
+        rows.append((in_line(one.id), in_line(one.pages), then))
+    _show_rows(console, ("document", "pages", "then"), rows)
     remedy = "an engine is installed now" if reply.engine_here else INSTALL_OCR
     console.print(remedy[0].upper() + remedy[1:] + ".", soft_wrap=True)
 

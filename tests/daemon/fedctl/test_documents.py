@@ -37,7 +37,24 @@ def test_ids_are_whole_however_little_room_there_is(
     monkeypatch.setenv("COLUMNS", "40")
     listed = fedctl("documents", "list").out
     assert "manuals/lift.txt" in listed
-    assert "author" not in fedctl("documents", "list", "--below", "manuals/lock").out
+    assert "author: Ada Lock" in fedctl("documents", "list", "--below", "manuals/lock").out
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_what_is_known_stands_below_an_id_that_leaves_no_room(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    long = f"{'minutes of the lock keepers/' * 6}rules.md"
+    assert len(long) > 150
+    daemon.documents = {long, "rules.md"}
+    lines = fedctl("documents", "list").out.splitlines()
+    below = lines[lines.index(long) + 1]
+    assert f"title: Of {long}" in below and below.endswith("split: train; passages: 2")
+    assert "author: Ada Lock" in lines[lines.index("rules.md") + 1]
+    daemon.waiting = [control.WaitingDocument(id=long, pages="4, 6 to 9")]
+    assert "4, 6 to 9" in (listed := fedctl("documents", "list", "--waiting").out)
+    assert (f"{long}\n  pages: " in listed) == (width == "80"), "two columns have room in 200"
 
 
 def test_an_id_of_two_lines_is_one_row(fedctl: Fedctl, daemon: CannedDaemon) -> None:

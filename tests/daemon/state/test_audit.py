@@ -394,6 +394,26 @@ def test_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "no audit log in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_socket_names_no_log(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    """The log of the usual folder would be another site's, perhaps; the help says why."""
+    written(folder, 2)
+    asked = ["audit", command, "--socket", str(folder / "fedd.sock")]
+    assert main(asked) == 2
+    assert "a socket names none. Name the daemon's folder" in capsys.readouterr().err
+    assert main([*asked, "--state-dir", str(folder.parent)]) == 0
+    monkeypatch.setenv("HANSE_SOCKET", str(folder / "fedd.sock"))
+    assert main(["audit", command, "--state-dir", str(folder.parent)]) == 0
+    assert main(["audit", command, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "neither --socket nor HANSE_SOCKET has a part in it" in said
+
+
 # ---- what peers do ---------------------------------------------------------------------------
 
 

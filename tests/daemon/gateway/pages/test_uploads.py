@@ -209,12 +209,15 @@ async def test_a_letter_goes_with_what_is_attached(gate: Gate) -> None:
 
 async def test_a_token_brings_into_its_collections_alone(gate: Gate) -> None:
     token = await a_token(gate, "clerk", "upload", of=("inbox/clerk", "scans"))
-    for collection in ("inbox", "inbox/clerks", "deck", "inbox/clerk/../other", "/scans", "scans/"):
+    for collection in ("inbox", "inbox/clerks", "deck", "inbox/clerk/../other", "scans//2", "/"):
         reply = await brought(gate, token, "a.txt", "A.", collection)
         assert reply.status_code == 400, (collection, reply.text)
     assert (await brought(gate, token, "a.txt", "A bollard.", "inbox/clerk/2026")).is_success
     told = await listed(gate, token)
     assert [one["document_id"] for one in told] == ["inbox/clerk/2026/a.txt"]
+    for number, same in enumerate(("scans/", "/scans", " scans ")):  # as people type it
+        reply = await brought(gate, token, f"{number}.txt", "A cleat.", same)
+        assert reply.json()["document_id"] == f"scans/{number}.txt"
 
 
 async def test_without_the_scope_nothing_is_taken(gate: Gate) -> None:
