@@ -1,0 +1,151 @@
+"""What a site remembers of files that people bring, and what it refuses of them for a while."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.questions import uploads
+from daemon.questions.credentials import Asker, Bearer
+from daemon.questions.uploads import Uploads
+from daemon.services.originals import KeptOriginals
+from daemon.services.pair_maker import PairMaker, WriterSettings
+from daemon.state.folder import StateFolder
+from proto import questions_pb2 as questions
+from tests.daemon.questions import test_collections
+from tests.daemon.questions.test_collections import Site
+
+site = test_collections.site  # the fixture
+
+
+# ---- what is remembered ------------------------------------------------------------
+
+
+def bearer(name: str) -> Bearer:
+    asker = Asker(name, f"token:{name}", {"upload": None}, 0)
+    return Bearer(lambda: asker, asker, "upload")
+
+
+def nobody_has_brought() -> Uploads:
+    driver = SimpleNamespace(collection=None)
+    settings = SimpleNamespace(gateway=SimpleNamespace(upload_mib=1))
+    around: Any = SimpleNamespace(driver=driver, settings=settings)
+    return Uploads(around)
+
+
+def remember(one: Uploads, who: str, name: str) -> None:
+    one._remember(uploads._Brought(bearer(who), f"inbox/{name}", False, 0))
+
+
+def told(one: Uploads, who: str) -> list[str]:
+    return [upload.document_id.removeprefix("inbox/") for upload in one.told(bearer(who)).uploads]
+
+
+def test_each_is_told_of_their_own_the_newest_first() -> None:
+    one = nobody_has_brought()
+    for who, name in (("ines", "a"), ("tom", "b"), ("ines", "c")):
+        remember(one, who, name)
+    assert (told(one, "ines"), told(one, "tom"), told(one, "eve")) == (["c", "a"], ["b"], [])
+
+
+def test_who_brings_many_pushes_out_their_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "_TOLD", 3)
+    one = nobody_has_brought()
+    remember(one, "tom", "b")
+    for number in range(5):
+        remember(one, "ines", str(number))
+    assert (told(one, "ines"), told(one, "tom")) == (["4", "3", "2"], ["b"])
+
+
+def test_whoever_brought_last_longest_ago_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uploads, "_TOLD_TO", 2)
+    one = nobody_has_brought()
+    for who in ("ines", "tom", "ines", "eve"):
+        remember(one, who, who)
+    assert [told(one, who) for who in ("ines", "tom", "eve")] == [["ines", "ines"], [], ["eve"]]
+    assert len(one._told) == 2, "nothing is kept of others"
+
+
+# ---- what is refused while pairs are made ------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def pairs(site: Site) -> PairMaker:
+    """What makes pairs at the site, which takes files now."""
+    spec = RetrieverSpec(
+        encoder=str(site.folder / "encoder"), made_pairs=str(site.folder / "made.sqlite3")
+    )
+    made = PairMaker(
+        spec=spec,
+        state=StateFolder(site.folder / "state"),
+        collection=site.collection,
+        writer=WriterSettings("", ""),
+        learning=site.worker,
+        answering=site.worker,
+    )
+    site.around.services.pairs = made
+    site.around.services.folders = SimpleNamespace(states=[])
+    site.around.services.originals = KeptOriginals(site.collection, site.worker, False)
+    site.around.driver.readiness = SimpleNamespace(refresh=site.collection.recount)
+    return made
+
+
+def letter(*names: str) -> str:
+    """With attachments, each a document of its own."""
+    attached = "".join(
+        f"--b\r\nContent-Type: text/plain\r\nContent-Disposition: attachment; "
+        f'filename="{name}"\r\n\r\nThe {name} of the bosun.\r\n'
+        for name in names
+    )
+    head = 'From: a@b.example\r\nSubject: Stores\r\nContent-Type: multipart/mixed; boundary="b"'
+    return f"{head}\r\n\r\n--b\r\n\r\nStores of the bosun.\r\n{attached}--b--\r\n"
+
+
+async def brought(site: Site, token: str, text: str) -> questions.Upload:
+    """What became of it by the time that it is told."""
+
+    async def parts() -> AsyncIterator[questions.UploadPart]:
+        file = questions.UploadedFile(collection="open", name="stores.eml", replace=True)
+        yield questions.UploadPart(file=file)
+        yield questions.UploadPart(content=text.encode(), last=True)
+
+    call = site.stub.Upload(parts(), metadata=[("authorization", f"Bearer {token}")], timeout=60)
+    replies = [reply async for reply in call]
+    upload: questions.Upload = replies[-1].upload
+    return upload
+
+
+async def here(site: Site) -> list[str]:
+    found = await site.collection.documents("open/stores.eml", "", 10)
+    return [one.id for one in found]
+
+
+@pytest.mark.slow
+async def test_nothing_is_taken_out_while_pairs_are_made_of_it(
+    site: Site, pairs: PairMaker
+) -> None:
+    token, _ = await site.tokens.create("bosun", ["upload"], 1, ["open"])
+    assert (await brought(site, token, letter("whistle.txt", "lantern.txt"))).state != "refused"
+    whole = await here(site)
+    assert len(whole) == 3
+    async with pairs._one_at_a_time:
+        refused = await brought(site, token, letter("lantern.txt"))
+        assert (refused.state, "pairs are being made: bring it again" in refused.cause) == (
+            "refused",
+            True,
+        )
+        assert await here(site) == whole, "all of the one before"
+        more = await brought(site, token, letter("whistle.txt", "lantern.txt", "oar.txt"))
+        assert more.state != "refused", "nothing goes for it"
+    assert (await brought(site, token, letter("lantern.txt"))).state != "refused"
+    assert len(await here(site)) == 2
