@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.sites import DemoSite, RunningDaemon
-from daemon.fedctl.terminal.output import facts, plain_text
+from daemon.fedctl.terminal.options import collection_prefix
+from daemon.fedctl.terminal.output import CommandError, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,7 @@ class OpenSite:
     site: DemoSite
     token: str
     question: str
+    collection: str = ""  # into which the token brings files; "": it brings none
 
     def plain(self) -> dict[str, str]:
         """The JSON object."""
@@ -40,6 +42,7 @@ class OpenSite:
             "gateway": gateway,
             "mcp": f"{gateway}/mcp",
             "token": self.token,
+            "collection": self.collection,
             "socket": str(self.site.socket),
         }
 
@@ -81,12 +84,33 @@ async def opened(site: DemoSite, stub: ControlAsyncStub, question: str) -> OpenS
     """A token for the site whose gateway is starting; returns once that listens."""
     from proto.control_pb2 import CreateTokenRequest
 
+    collection = await _only_collection(stub)
     request = CreateTokenRequest(name="demo", scopes=_SCOPES, days=_DAYS)
+    if collection:  # a token has the same collections for all that it is for
+        request.collections.append(collection)
+        request.scopes.append("upload")
     made = await stub.CreateToken(request, timeout=30)
     # Nothing tells of a port that another process is about to open: look again.
     while not await _listens(site.gateway_port):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_AGAIN_AFTER_S)
-    return OpenSite(site, made.secret, question)
+    return OpenSite(site, made.secret, question, collection)
+
+
+async def _only_collection(stub: ControlAsyncStub) -> str:
+    """The collection that all documents of the site lie in, as the bundled ones do; "": in none."""
+    from proto.control_pb2 import ListDocumentsRequest
+
+    first = (await stub.ListDocuments(ListDocumentsRequest(limit=1), timeout=30)).documents
+    collection, slash, _ = first[0].id.partition("/") if first else ("", "", "")
+    try:
+        collection_prefix(collection)
+    except CommandError:  # of `--data`: what no token can name
+        return ""
+    if not slash:
+        return ""
+    # Ids are in the order of their letters: behind all that begin so there is nothing.
+    behind = ListDocumentsRequest(after=f"{collection}/\U0010ffff", limit=1)
+    return "" if (await stub.ListDocuments(behind, timeout=30)).documents else collection
 
 
 async def _listens(port: int) -> bool:
@@ -105,7 +129,10 @@ def show_open(console: Console, one: OpenSite, sites: int) -> None:
         "browser and sign in with the token; programs ask there, too:"
     )
     told = facts()
-    for name, value in (("address", one.site.gateway), ("token", one.token)):
+    rows = {"address": one.site.gateway, "token": one.token}
+    if one.collection:
+        rows["for files"] = f"Upload, into {one.collection} or below it"
+    for name, value in rows.items():
         told.add_row(name, plain_text(value))
     console.print(told)
     for what, typed in one.commands().items():

@@ -24,6 +24,7 @@ from config.loading import load
 from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
 from daemon.fedctl.demo import sites as demo_sites
+from daemon.fedctl.demo.opened import opened, show_open
 from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import (
     DemoSite,
@@ -34,9 +35,11 @@ from daemon.fedctl.demo.sites import (
     provision,
 )
 from daemon.fedctl.main import main
+from daemon.fedctl.terminal.connection import connected
 from daemon.fedctl.terminal.output import CommandError, Exit
 from peers.wire.manifest import parse_signed
 from proto.control_pb2 import AskReply, Citation, EvaluateReply, StatusReply
+from tests.support.canned_daemon import CannedDaemon
 
 ROOT = Path(__file__).parents[3]
 SITES = ("canal", "harbour", "weir")
@@ -378,6 +381,37 @@ def _typed(command: str) -> str:
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("documents", "collection"),
+    [
+        ({"tarrow/locks", "tarrow/gates/2026"}, "tarrow"),
+        ({"tarrow/locks", "weir/gates"}, ""),
+        ({"tarrow/locks", "zebra"}, ""),
+        ({"locks", "tarrow/gates"}, ""),
+        ({"x" * 101 + "/locks"}, ""),
+    ],
+    ids=["in one", "in two", "one in none", "the first in none", "no name of any"],
+)
+async def test_the_token_brings_files_where_one_collection_is_all_there_is(
+    daemon: CannedDaemon, path: Path, documents: set[str], collection: str
+) -> None:
+    daemon.documents = documents
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        site = DemoSite("tarrow", path.parent, path, 1, gateway_port=gateway.getsockname()[1])
+        async with connected(path) as stub:
+            one = await opened(site, stub, "Why do locks leak?")
+    asked = daemon.asked[-1]
+    assert (one.collection, list(asked.collections)) == (
+        collection,
+        [collection] * bool(collection),
+    )
+    assert set(asked.scopes) == {"ask", "search"} | ({"upload"} if collection else set())
+    assert one.plain()["collection"] == collection
+    written = io.StringIO()
+    show_open(Console(file=written, width=200), one, 3)
+    assert ("Upload, into tarrow or below it" in written.getvalue()) == bool(collection)
 
 
 @pytest.mark.federation
