@@ -125,7 +125,7 @@ class Caller:
 
     def __init__(self, around: ServiceContext, actor: str) -> None:
         self._audit = around.audit
-        self._collection = around.driver.collection
+        self._driver = around.driver
         self.actor = actor
 
     @asynccontextmanager
@@ -166,7 +166,8 @@ class Caller:
             return
         here = await self.may_see(document_id, context, rights)
         if here:
-            here = bool(await self.answered(context, self._collection.known([document_id])))
+            known = self._driver.collection.known([document_id])
+            here = bool(await self.answered(context, known))
         if not here:
             async with self.audited(context, action):
                 await refuse_unknown(document_id, context)

@@ -59,10 +59,6 @@ _IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 class LibraryCalls(Calls):
     """Documents in and out, answers out."""
 
-    def __init__(self, around: ServiceContext, actor: str) -> None:
-        super().__init__(around, actor)
-        self._answers = Answers(around, self._caller)
-
     async def Ingest(
         self, requests: AsyncIterator[control.IngestRequest], context: Context
     ) -> AsyncIterator[control.IngestProgress]:
@@ -318,11 +314,11 @@ class LibraryCalls(Calls):
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
-        return await self._answers.ask(request, context, of_all)
+        return await Answers(self._around, self._caller).ask(request, context, of_all)
 
     async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
         """Passages for a question, without an answer."""
-        return await self._answers.search(request, context, of_all)
+        return await Answers(self._around, self._caller).search(request, context, of_all)
 
     async def ListPrompts(
         self, _request: control.ListPromptsRequest, _context: Context

@@ -21,22 +21,20 @@ from proto import control_pb2 as control
 class OriginalCalls(Calls):
     """Files out, and images of their pages."""
 
-    def __init__(self, around: ServiceContext, actor: str) -> None:
-        super().__init__(around, actor)
-        self._originals = Originals(around, self._caller)
-
     async def Original(
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """The file that a document was read from, piece by piece."""
-        async for part in self._originals.original(request, context, of_all):
+        originals = Originals(self._around, self._caller)
+        async for part in originals.original(request, context, of_all):
             yield part
 
     async def PageImage(
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """A page of the file that a document was read from, as a PNG."""
-        async for part in self._originals.page_image(request, context, of_all):
+        originals = Originals(self._around, self._caller)
+        async for part in originals.page_image(request, context, of_all):
             yield part
 
 
