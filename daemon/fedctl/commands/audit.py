@@ -61,7 +61,8 @@ _StateDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The daemon's state_dir, or a copy of it.",
+        help="The daemon's state_dir, or a copy of it: the log's files are read, and neither "
+        "--socket nor HANSE_SOCKET names any.",
         show_default="the one of the settings (--config), else /var/lib/hanse",
     ),
 ]
@@ -70,6 +71,7 @@ _Files = Annotated[
     typer.Argument(metavar="[FILE]...", help="Segments of a log, in the place of --state-dir."),
 ]
 _DEFAULT_STATE = Path("/var/lib/hanse")
+_NAME_IT = "Name the daemon's folder (--state-dir) or settings (--config)"
 
 
 @topic.callback()
@@ -112,8 +114,6 @@ def verify(
 ) -> Exit:
     """Verify every entry: none altered, removed, inserted or moved; with --head, none cut off.
 
-    The log's files are read, and no daemon is asked, which would have to be believed: so neither
-    --socket nor HANSE_SOCKET has a part in it; --state-dir or --config names the files.
     Exit code 3 when the log is broken and a person has acknowledged it.
     """
     noted = _digest(head) if head else None
@@ -294,9 +294,7 @@ def show(
 ) -> None:
     """Show the entries, oldest first, verified on the way; with --json an entry a line.
 
-    The log's files are read, and no daemon is asked, which would have to be believed: so neither
-    --socket nor HANSE_SOCKET has a part in it; --state-dir or --config names the files. A log that
-    is broken is shown as far as it can be read, and then complained of.
+    A log that is broken is shown as far as it can be read, and then complained of.
     """
     from daemon.state.audit_format import Chain
 
@@ -356,11 +354,8 @@ def _segments(session: Session, state_dir: Path | None, files: list[Path] | None
         if files:
             return sorted(files, key=number_of)
         if session.socket is not None and state_dir is None and session.config is None:
-            raise CommandError(
-                "the log is read from its files, and a socket names none",
-                "Name the daemon's folder (--state-dir) or settings (--config)",
-                exit_code=Exit.USAGE,
-            )
+            cause = "the log is read from its files, and a socket names none"
+            raise CommandError(cause, _NAME_IT, exit_code=Exit.USAGE)
         folder = StateFolder(state_dir or _configured(session)).audit
         paths = segments(folder)
     except AuditError as error:
@@ -368,12 +363,8 @@ def _segments(session: Session, state_dir: Path | None, files: list[Path] | None
     except OSError as error:
         raise _unreadable(error) from error
     if not paths:
-        raise CommandError(
-            f"no audit log in {folder}",
-            "Name the daemon's folder (--state-dir) or settings (--config); it is the daemon's "
-            "user or root who may read it",
-            exit_code=Exit.USAGE,
-        )
+        remedy = f"{_NAME_IT}; it is the daemon's user or root who may read it"
+        raise CommandError(f"no audit log in {folder}", remedy, exit_code=Exit.USAGE)
     return paths
 
 

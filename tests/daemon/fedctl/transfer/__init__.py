@@ -1,0 +1,1 @@
+"""See `daemon.fedctl.transfer`."""
