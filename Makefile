@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance test-data test-milvus test-clients attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-federation test-faults test-endurance test-data test-milvus test-clients attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -29,8 +29,11 @@ install: $(INSTALLED) ## make .venv and install everything that is needed
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests but the longest, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not faults and not endurance and not data" $(ARGS)
+test: $(INSTALLED) ## run the tests that need no real daemons, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not federation and not faults and not endurance and not data" $(ARGS)
+
+test-federation: $(INSTALLED) ## real daemons, gateways and browsers over real TLS: rounds, people, attacks
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "federation and not faults and not endurance and not data" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a quarter together
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)
