@@ -21,6 +21,7 @@ from daemon.library.readers.documents import MAX_QUERY_BYTES, Document, Pair, Re
 from daemon.process.workers import Worker, import_once
 from daemon.services.answer_evaluation import AnswerJudge, AskedPair, NothingToCompareError
 from daemon.services.collection import Collection, CollectionSettings, Listeners
+from daemon.services.rights import of_all
 from daemon.state.folder import StateFolder
 from daemon.state.versions import read_version, write_version
 from tests.support.small_models import small_encoder
@@ -103,7 +104,7 @@ async def test_each_question_is_asked_as_people_ask_it(site: Collection, worker:
     assert judged.model_digest == site.served_digest
     right, exact, cited = 0, 0, 0.0
     for one in pairs[:5]:
-        answered = await site.ask(one.query, 0)
+        answered = await site.ask(one.query, 0, rights=of_all)
         documents = {citation.document_id for citation in answered.citations}
         right += one.positives[0] in documents
         cited += len({*one.positives} & documents) / len(documents)
@@ -123,7 +124,7 @@ async def test_a_question_that_meets_nothing_counts_as_answered_with_nothing(
     """What it says then is no answer, though it is the very words that are wanted."""
     wanted = Reference((NOT_ANSWERED,))
     await bare.ingest(DOCUMENTS, [Pair("Quid?", ("yard/pump",), "test", wanted)])
-    assert (await bare.ask("Quid?", 0)).text == NOT_ANSWERED, "nothing is indexed"
+    assert (await bare.ask("Quid?", 0, rights=of_all)).text == NOT_ANSWERED, "nothing is indexed"
     judged = await AnswerJudge(bare, worker).judge("test")
     assert (judged.questions, judged.unanswered) == (1, 1)
     figures = {name: one.mean for name, one in judged.figures.items()}
@@ -154,7 +155,9 @@ async def test_people_are_answered_in_between(site: Collection, worker: Worker) 
         if not isinstance(step, EvaluationProgress):
             return
         if step[:2] == ("answers", 2):
-            people.append(asyncio.create_task(site.ask("Who keeps the bell dry?", 0)))
+            people.append(
+                asyncio.create_task(site.ask("Who keeps the bell dry?", 0, rights=of_all))
+            )
         elif people:
             seen.append((step.done, people[0].done()))
 
@@ -176,7 +179,7 @@ async def test_who_gives_up_is_asked_no_other_question(site: Collection, worker:
     with pytest.raises(asyncio.CancelledError):
         await judging
     assert steps[-1] == ("answers", 3, 8)
-    assert (await site.ask("Who keeps the bell dry?", 0)).citations
+    assert (await site.ask("Who keeps the bell dry?", 0, rights=of_all)).citations
     so_far = await judge.so_far()
     assert (so_far.questions, so_far.pairs, so_far.partial) == (3, 8, "it was given up")
     assert so_far.abstention.questions == 8, "that was judged before"

@@ -23,6 +23,7 @@ from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.indexes import StandIn
+from daemon.services.rights import of_all
 from daemon.state.folder import StateFolder
 from tests.support.small_models import small_encoder
 
@@ -100,7 +101,7 @@ async def test_after_a_restart_the_index_of_before_answers_at_once(
         while again.served_index is None:
             await asyncio.sleep(0.01)
     assert not busy.done()
-    answer = await again.ask(QUESTION, 3)
+    answer = await again.ask(QUESTION, 3, rights=of_all)
     assert answer.citations[0].document_id == "yard/pump"
     assert again.opened.passages == 4, "those that came since are found by words"
     (tmp_path / "go on").touch()

@@ -125,7 +125,7 @@ async def test_a_lost_model_costs_no_answer_and_is_warned_of(
     assert said.endswith(
         "cross holds no *.safetensors: correct retrieval.cross_encoder, or remove it"
     )
-    assert (await serving.ask(QUESTION, 1)).citations[0].document_id == "yard/pump"
+    assert (await serving.ask(QUESTION, 1, rights=of_all)).citations[0].document_id == "yard/pump"
     assert serving.warnings == [said]
 
 
@@ -133,11 +133,11 @@ async def test_a_question_that_breaks_the_model_is_answered_and_warned_of(
     serving: Collection,
 ) -> None:
     breaking, why = "Is the pump dry on the quay?", "it gives passages what is no number"
-    answered = await serving.ask(breaking, 1)
+    answered = await serving.ask(breaking, 1, rights=of_all)
     assert answered.citations[0].document_id == "yard/pump"
     assert serving.warnings == [f"questions are ranked without the cross-encoder: {why}"]
     assert (await best(serving), serving.warnings) == ("yard/kiln", []), "the next one is as wanted"
-    await serving.search(breaking, 1, False, EVERY)
+    await serving.search(breaking, 1, False, EVERY, of_all)
     assert len(serving.warnings) == 1
 
 
