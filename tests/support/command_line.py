@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,12 @@ Fedctl = Callable[..., Ran]
 def fedctl(capsys: pytest.CaptureFixture[str]) -> Fedctl:
     def run(*words: object) -> Ran:
         capsys.readouterr()
-        code = main([str(word) for word in words])
+        interrupted = signal.getsignal(signal.SIGINT)
+        try:
+            code = main([str(word) for word in words])
+        finally:
+            # What `mcp` makes of Ctrl-C for its process would end that of the tests.
+            signal.signal(signal.SIGINT, interrupted)
         return Ran(code, *capsys.readouterr())
 
     return run

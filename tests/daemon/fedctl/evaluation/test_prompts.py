@@ -42,4 +42,4 @@ def test_what_would_be_sent_is_shown_and_then_the_answer(said: Said, daemon: Can
     assert "Mags does" not in out
     text = " ".join(said(*words, "--run")[1].split())
     assert "Mags does. [1]" in text
-    assert "Taken out: 1 statement that nothing cited supports." in text
+    assert "1 statement was taken out: what it cites does not support it." in text
