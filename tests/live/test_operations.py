@@ -436,7 +436,7 @@ async def test_a_prompt_is_shown_as_the_model_is_sent_it(
     assert (sent["max_tokens"], sent["temperature"], sent["top_k"]) == (128, 0.4, 50)
     assert (sent["repetition_penalty"], sent["repeat_penalty"]) == (1.2, 1.2)
     assert "[1]" in out and "Pirates" not in out.removeprefix(shown["text"])
-    assert "Taken out: 2 statements that nothing cited supports." in out
+    assert "2 statements were taken out: what they cite does not support them." in out
     code, _, err = await fedctl(fir, "prompts", "test", "rhyme", "--question", "who?")
     assert (code, "there is no prompt 'rhyme'" in err) == (2, True), err
 
