@@ -29,14 +29,18 @@ install: $(INSTALLED) ## make .venv and install everything that is needed
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
+# Files are dealt out; a process that dies ends the run: behind it pytest-xdist has been seen to wait for ever.
+DEALT := --dist loadfile --max-worker-restart 0
+THREE := -n 3 $(DEALT)
+
 test: $(INSTALLED) ## run the tests that need no real daemons, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not federation and not faults and not endurance and not data" $(ARGS)
+	@$(BIN)/python -m pytest $(THREE) -m "not federation and not faults and not endurance and not data" $(ARGS)
 
 test-federation: $(INSTALLED) ## real daemons, gateways and browsers over real TLS: rounds, people, attacks
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "federation and not faults and not endurance and not data" $(ARGS)
+	@$(BIN)/python -m pytest $(THREE) -m "federation and not faults and not endurance and not data" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a quarter together
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)
+	@$(BIN)/python -m pytest -q $(THREE) -m "not slow and not federation" $(ARGS)
 
 SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states (SEEDS=100000 ARGS="--first 5000 --jobs 2")
@@ -47,7 +51,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restor
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=12 -m "faults and not endurance" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 $(DEALT) --durations=12 -m "faults and not endurance" $(ARGS)
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
 	@$(BIN)/python -m pytest -q -s --durations=12 -m "endurance and not attacks" $(ARGS)
