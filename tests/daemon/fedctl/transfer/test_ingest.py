@@ -292,7 +292,8 @@ def test_a_batch_of_short_lines_is_within_its_bounds(
     (tmp_path / "pairs_train.jsonl").write_text("\n".join(lines))
     assert fedctl("ingest", tmp_path, "--json").code == Exit.OK
     sent = [len(r.pairs) for r in daemon.asked if isinstance(r, control.IngestRequest)]
-    assert sent == [10_000, 10_000, 1]
+    # Perhaps in more: on a slow machine what waits goes before a batch is full.
+    assert sum(sent) == 20_001 and max(sent) <= 10_000
 
 
 def test_a_batch_is_sent_when_the_one_before_it_is_stored(tmp_path: Path) -> None:
