@@ -25,17 +25,18 @@ class OriginalCalls(Calls):
         self, request: control.OriginalRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """The file that a document was read from, piece by piece."""
-        originals = Originals(self._around, self._caller)
-        async for part in originals.original(request, context, of_all):
+        async for part in self._originals().original(request, context, of_all):
             yield part
 
     async def PageImage(
         self, request: control.PageImageRequest, context: Context
     ) -> AsyncIterator[control.FilePart]:
         """A page of the file that a document was read from, as a PNG."""
-        originals = Originals(self._around, self._caller)
-        async for part in originals.page_image(request, context, of_all):
+        async for part in self._originals().page_image(request, context, of_all):
             yield part
+
+    def _originals(self) -> Originals:
+        return Originals(self._around, self._caller)
 
 
 class Originals:
@@ -50,21 +51,19 @@ class Originals:
         self._originals = around.services.originals
         self._caller = caller
 
-    async def original(
+    def original(
         self, request: control.OriginalRequest, context: Context, rights: Rights
     ) -> AsyncIterator[control.FilePart]:
         """The file that a document was read from, piece by piece."""
         sees = partial(self._caller.check_sees, request.id, "original", context, rights)
-        async for part in _checked(sees, self._original(request, context, rights)):
-            yield part
+        return _checked(sees, self._original(request, context, rights))
 
-    async def page_image(
+    def page_image(
         self, request: control.PageImageRequest, context: Context, rights: Rights
     ) -> AsyncIterator[control.FilePart]:
         """A page of the file that a document was read from, as a PNG."""
         sees = partial(self._caller.check_sees, request.id, "page-image", context, rights)
-        async for part in _checked(sees, self._page_image(request, context, rights)):
-            yield part
+        return _checked(sees, self._page_image(request, context, rights))
 
     async def _original(
         self, request: control.OriginalRequest, context: Context, rights: Rights
