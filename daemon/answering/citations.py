@@ -15,6 +15,7 @@ of a passage that was not given is none.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -82,6 +83,9 @@ class StatementCheck:
         self._sources = [Source(one.passage) for one in passages]
         self._numbering = _Numbering(passages, self._sources)
         self._unsupported = unsupported
+        # A reply is taken to be in the language of most of them.
+        languages = Counter(one.passage.language for one in passages)
+        self._language = max(languages, key=languages.__getitem__, default="")
         self._read: list[Statement] = []
         self._written: list[str] = []
         self._good = self._dropped = 0
@@ -107,11 +111,11 @@ class StatementCheck:
             text = _closed(whole[1]) if whole else ""
             if text.count("{") > text.count("}"):  # of JSON nothing is read
                 return
-            found = statements(text)[:-1]
+            found = statements(text, self._language)[:-1]
             if found[:known] != self._read:
                 return
         else:
-            found = statements(text)
+            found = statements(text, self._language)
             if found[:known] != self._read:
                 found = self._read + [one for one in found if one not in self._read]
         for statement in found[known:]:
@@ -141,15 +145,18 @@ def _closed(text: str) -> str:
     return text[:opened] if opened > max(text.rfind("]"), text.rfind("】")) else text
 
 
-def statements(text: str) -> list[Statement]:
-    """The sentences of a text as a model wrote it, each with what it cites; plain."""
+def statements(text: str, language: str = "") -> list[Statement]:
+    """The sentences of a text as a model wrote it, each with what it cites; plain.
+
+    ``language``: ISO 639-1; "" where it is not known.
+    """
     found: list[Statement] = []
     for line in plain(text).splitlines():
         line = _BEHIND.sub(lambda match: f" {match[2].strip()}{match[1]} ", line)
         line = _MARKS.sub(
             lambda run: f"{_OPEN}{','.join(re.findall('[0-9]+', run[0]))}{_CLOSE} ", line
         )
-        for sentence in sentences(line):
+        for sentence in sentences(line, language):
             if (statement := _statement(sentence)) is not None:
                 found.append(statement)
     return found[:_MOST]

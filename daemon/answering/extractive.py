@@ -28,7 +28,6 @@ from daemon.answering.generator import (
 from daemon.answering.options import AS_USUAL
 from daemon.answering.prompts.prompts import estimated_tokens, prompt
 from daemon.library.contents import Passage
-from daemon.library.passages import sentences
 from daemon.library.search import Ranked
 
 # Each sentence considered is encoded while a person waits, unless it is kept, about 10 ms on
@@ -133,7 +132,7 @@ def sentences_of(passage: Passage) -> list[Sentence]:
     if passage.kind == "table":
         parts = text.splitlines()[:_ROWS]  # its cells stay apart
     else:
-        parts = [" ".join(part.split()) for part in sentences(text)[:_CANDIDATES]]
+        parts = [" ".join(part.split()) for part in passage.sentences[:_CANDIDATES]]
     return [
         Sentence(passage, position, part, last=position == len(parts) - 1)
         for position, part in enumerate(parts)

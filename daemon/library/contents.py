@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.library.passages import Piece, header_of
+from daemon.library.passages import USUAL_LANGUAGE, Piece, header_of, sentences
 from daemon.library.readers.documents import Document, Kind, Place
 from daemon.library.schema import LibraryError
 
@@ -31,7 +31,8 @@ class Splitter(Protocol):
 class Passage:
     """A retrievable piece of a document; ``rowid`` is its label in the dense index.
 
-    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`.
+    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`;
+    ``language``: its document's.
     """
 
     rowid: int
@@ -42,7 +43,13 @@ class Passage:
     context: str = ""
     kind: Kind = "text"
     page: int = 0
+    language: str = ""
     place: Place | None = None
+
+    @property
+    def sentences(self) -> list[str]:
+        """Of its text, in order."""
+        return sentences(self.text, self.language)
 
     def above(self, part: str) -> str:
         """What stands above one of its sentences; above a row of a table its header, too."""
@@ -150,11 +157,17 @@ def content_of(embedded: str) -> bytes:
     return hashlib.sha256(embedded.encode()).digest()
 
 
-def digests_of(document: Document, splitter: Splitter) -> tuple[bytes, bytes]:
-    """By which what passages are cut from is known: as it is, and as format 2 had it."""
+def digests_of(document: Document, language: str, splitter: Splitter) -> tuple[bytes, bytes]:
+    """By which what passages are cut from is known: as it is, and as format 2 had it.
+
+    ``language``: also where it was found in its text.
+    """
     fields: list[Any] = [splitter.name, document.title, document.text, document.split]
     about = (document.author, document.date, document.language)
     blocks = [astuple(span) for span in document.spans]
+    if language not in ("", USUAL_LANGUAGE):  # cut by rules of its own, which format 2 had not
+        own = hashlib.sha256(json.dumps([*fields, blocks, language]).encode()).digest()
+        return own, own
     now = [*fields, blocks, "", "", ""] if blocks else fields
     earlier = [*fields, blocks, *about] if blocks or any(about) else fields
     first, second = (hashlib.sha256(json.dumps(x).encode()).digest() for x in (now, earlier))

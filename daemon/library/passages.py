@@ -3,9 +3,10 @@
 No passage crosses a heading, or a table's edge: what stands above it (the heading, and the
 header of a table) is read with it by the encoder and the words' index, and not quoted.
 
-Sentence boundaries are found by sentencex (Wikimedia; rules and abbreviations,
+Sentence boundaries are found by sentencex (Wikimedia; rules and abbreviations by language,
 MIT), which gives every character back: 20,000 random texts and megabytes of
-dots, quotes and brackets came back whole, in linear time.
+dots, quotes and brackets came back whole, in linear time. A language that it doesn't know, or
+that nobody does, is cut as English.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from daemon.library.readers.documents import Document, Kind, Place, Span
 
 CountTokens = Callable[[str], int]
 
-_LANGUAGE = "en"
+USUAL_LANGUAGE = "en"
 _COUNTED_ANEW = 64  # times, of a text's characters; a passage of sentences needs some ten
 _RULE = "sentences-2"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
@@ -72,8 +73,8 @@ class SentenceSplitter:
 
     @property
     def name(self) -> str:
-        """Rule, budget and language: with another name documents are split anew."""
-        return f"{_RULE}/{self.budget}/{_LANGUAGE}"
+        """Rule, budget and usual language: with another name documents are split anew."""
+        return f"{_RULE}/{self.budget}/{USUAL_LANGUAGE}"
 
     def __call__(self, document: Document, /) -> list[Piece]:
         """The document's passages, in reading order; none if it is blank."""
@@ -82,8 +83,12 @@ class SentenceSplitter:
         for kind, spans, context in _sections(document):
             begin, end = spans[0].begin, spans[-1].end
             budget = self._beside(context, self.budget)
-            cut = self._rows if kind == "table" else self._sentences
-            for first, last, above in cut(text[begin:end], budget, context):
+            part = text[begin:end]
+            if kind == "table":
+                cut = self._rows(part, budget, context, document.language)
+            else:
+                cut = self._sentences(part, budget, context, document.language)
+            for first, last, above in cut:
                 piece = text[begin + first : begin + last]
                 page, place = _where(spans, begin + first, begin + last)
                 pieces.append(Piece(piece, begin + first, begin + last, kind, page, place, above))
@@ -93,11 +98,15 @@ class SentenceSplitter:
         """What is left of the budget; at least half of it, or a heading could take it all."""
         return max(1, budget // 2, budget - self.count_tokens(context))
 
-    def _sentences(self, text: str, budget: int, context: str) -> Iterator[tuple[int, int, str]]:
-        for begin, end in split_ranges(text, budget, self.count_tokens):
+    def _sentences(
+        self, text: str, budget: int, context: str, language: str
+    ) -> Iterator[tuple[int, int, str]]:
+        for begin, end in split_ranges(text, budget, self.count_tokens, language):
             yield begin, end, context
 
-    def _rows(self, table: str, budget: int, context: str) -> Iterator[tuple[int, int, str]]:
+    def _rows(
+        self, table: str, budget: int, context: str, language: str
+    ) -> Iterator[tuple[int, int, str]]:
         """Whole rows, as many as fit; all but the first passage have the header above them."""
         if self.count_tokens(table) <= budget:
             yield 0, len(table), context
@@ -121,7 +130,7 @@ class SentenceSplitter:
                 end = rows[last][1]
                 size += more
                 last += 1
-            for a, b in split_ranges(table[begin:end], budget, self.count_tokens):
+            for a, b in split_ranges(table[begin:end], budget, self.count_tokens, language):
                 yield begin + a, begin + b, above
             first, above = last, under
 
@@ -179,7 +188,9 @@ def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | No
     return page, (min(left), min(top), max(right), max(bottom))
 
 
-def split_ranges(text: str, budget: int, count_tokens: CountTokens) -> list[tuple[int, int]]:
+def split_ranges(
+    text: str, budget: int, count_tokens: CountTokens, language: str = ""
+) -> list[tuple[int, int]]:
     """Where the passages of ``text`` begin and end, each of at most ``budget`` tokens.
 
     Only white space between passages is left out. (A single character that
@@ -194,7 +205,7 @@ def split_ranges(text: str, budget: int, count_tokens: CountTokens) -> list[tupl
         return [(begin, begin + len(whole))]
     pieces = [
         piece
-        for sentence in sentencex.segment(_LANGUAGE, whole)
+        for sentence in sentencex.segment(language or USUAL_LANGUAGE, whole)
         for piece in _within(sentence, budget, count)
     ]
     ranges = []
@@ -219,9 +230,12 @@ def _bounded(count_tokens: CountTokens, budget: int) -> CountTokens:
     return count
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of ``text`` in order, lines of a list apart, without white space around."""
-    parts = (sentence.strip() for sentence in sentencex.segment(_LANGUAGE, text))
+def sentences(text: str, language: str = "") -> list[str]:
+    """The sentences of ``text`` in order, lines of a list apart, without white space around.
+
+    ``language``: ISO 639-1; "" where it is not known.
+    """
+    parts = (part.strip() for part in sentencex.segment(language or USUAL_LANGUAGE, text))
     return [sentence for sentence in parts if sentence]
 
 

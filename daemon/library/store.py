@@ -31,6 +31,7 @@ import numpy as np
 from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.catalogue.catalogue import Catalogue
 from daemon.library.catalogue.filters import Filters, fitting
+from daemon.library.catalogue.language import language_of
 from daemon.library.catalogue.near_duplicates import NearDuplicates
 from daemon.library.catalogue.originals import OriginalFile, Originals
 from daemon.library.catalogue.question_pairs import QuestionPairs
@@ -60,8 +61,8 @@ from daemon.library.words import WordsRanking
 from daemon.process.faultpoints import passing
 
 _PASSAGES = (
-    "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page, p.place"
-    " FROM passage p"
+    "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page,"
+    " (SELECT language FROM document d WHERE d.id = p.document_id), p.place FROM passage p"
 )
 
 
@@ -137,10 +138,11 @@ class Library:
     def _put_document(
         self, document: Document, splitter: Splitter, dropped: set[bytes], replace: bool
     ) -> str:
-        digest, earlier = digests_of(document, splitter)
         row = self._db.execute(
-            "SELECT digest, source FROM document WHERE id = ?", (document.id,)
+            "SELECT digest, source, language FROM document WHERE id = ?", (document.id,)
         ).fetchone()
+        language = document.language or (row[2] if row is not None else "")
+        digest, earlier = digests_of(document, language, splitter)
         same = row is not None and row[0] in (digest, earlier)
         if row is not None and not replace and row[1] not in ("", document.source):
             if same and not self._catalogue.says_else(document):
@@ -156,9 +158,11 @@ class Library:
             )
             self._waiting.drop(document.id)  # what still does is told behind it
             return "changed" if self._catalogue.enter(document) else "unchanged"
+        language = language_of(document)  # that of another text may be another one
+        digest, _ = digests_of(document, language, splitter)
+        tags = self._catalogue.tags_of(document.id) if document.tags is None else document.tags
+        document = dataclasses.replace(document, tags=tags, language=language)
         if row is not None:
-            if document.tags is None:
-                document = dataclasses.replace(document, tags=self._catalogue.tags_of(document.id))
             dropped |= self._remove(document.id)
         self._waiting.drop(document.id)
         self._db.execute(

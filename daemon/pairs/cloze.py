@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from daemon.library.contents import Passage, embedding_text
-from daemon.library.passages import sentences
 from daemon.pairs.made import Made, merged, usable
 
 # Of the sentences that ask, one in ten stays in what it asks for, so that matching
@@ -32,7 +31,7 @@ def inverse_cloze(
     chance = np.random.Generator(np.random.Philox(key=seed))
     made: list[Made] = []
     for passage in passages:
-        parts = sentences(passage.text)
+        parts = passage.sentences
         asking = [n for n, part in enumerate(parts) if len(part.split()) >= _LEAST_WORDS]
         if len(parts) < 2:
             continue

@@ -19,7 +19,6 @@ from importlib.resources import files
 from string import Template
 
 from daemon.library.contents import Passage
-from daemon.library.passages import sentences
 
 _FILES = files(__package__)
 _BYTES_A_TOKEN = 3  # tokenizers make some four of English, three of German and of figures
@@ -114,7 +113,7 @@ def _block(number: int, passage: Passage, text: str, special: Sequence[str]) -> 
 def _cut(passage: Passage, fits: Callable[[str], bool], number: int, special: Sequence[str]) -> str:
     """As many of its first sentences as fit, by halving; "" where the first does not."""
     table = passage.kind == "table"
-    parts = passage.text.splitlines() if table else sentences(passage.text)
+    parts = passage.text.splitlines() if table else passage.sentences
     joined = "\n" if table else " "
     least, most = 0, len(parts)
     best = ""

@@ -33,7 +33,6 @@ from daemon.answering.statements.quantities import (
     without_figures,
 )
 from daemon.library.contents import Passage
-from daemon.library.passages import sentences
 
 SHARE = 0.8  # of a statement's content words; of up to four words, then, all
 _LONGEST = 2000  # characters of a statement; of thousands of numbers each is looked for
@@ -156,7 +155,7 @@ class Source:
         text = self.passage.text
         if self.passage.kind == "table":
             return [row for row in text.splitlines() if row.strip()] or [text]
-        return [" ".join(one.split()) for one in sentences(text)] or [text]
+        return [" ".join(one.split()) for one in self.passage.sentences] or [text]
 
     @cached_property
     def read_parts(self) -> list[Part]:

@@ -1,12 +1,14 @@
 """Is what the documents do not answer refused, and what they answer not?
 
-At each of seven institutions of MedQuAD, with the encoder as it comes: its own test questions,
-and those of the others that no institution but their own answers. What is too little is found on
-its validation questions, as a site finds it. At the demo's sites, which have none, by general
+At each of seven institutions of MedQuAD, with what the recipe `hanse` made of the encoder in
+twelve rounds among them, or with the encoder as it comes: its own test questions, and those of
+the others that no institution but their own answers. What is too little is found on its
+validation questions, as a site finds it. At the demo's sites, which have none, by general
 questions: their test questions, and those that their documents do not answer
-(``unanswerable.jsonl``), as they are before any training or, with --demo, after it.
+(``unanswerable.jsonl``), as they were left.
 
-    python -m tests.benchmarks.answers.abstention --data DATA --cache FOLDER [--demo FOLDER]
+    python -m tests.benchmarks.answers.abstention --data DATA --cache FOLDER
+        [--as-it-comes] [--demo FOLDER]
 
 ``--cache``: that of `tests.benchmarks.retrieval`, made where it is not; ``--demo``: what
 `fedctl demo --work FOLDER --keep` left.
@@ -17,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from config.loading import load
-from crypto.arrays import Float64
+from crypto.arrays import Float32, Float64
 from daemon.answering.abstention import (
     Abstention,
     by_pairs,
@@ -41,8 +43,11 @@ from daemon.evaluation.intervals import figures_of
 from daemon.evaluation.rankings import found_by, weigh
 from daemon.fedctl.demo.sites import BUNDLED
 from daemon.jobs import answering
+from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.dense.index import DenseIndex, build_index
 from daemon.library.readers.documents import Pair
+from daemon.library.search import Candidates
 from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import retriever_for
@@ -50,7 +55,10 @@ from daemon.personal.store import embedded_by
 from daemon.state.folder import StateFolder
 from daemon.wiring import retriever_spec
 from tests.benchmarks.retrieval.corpora import SITES, institution
-from tests.benchmarks.retrieval.embedding import READ, Embedding, library_of
+from tests.benchmarks.retrieval.embedding import LIBRARY, READ, Embedding, library_of
+from tests.benchmarks.retrieval.trained import learned_by, loaded
+from tests.learning_bench.recipes.named import Named
+from tests.learning_bench.worlds import Question, Test
 
 LOST = AnsweringOptions().lost_answers
 _OF_OTHERS = 500  # questions of other institutions, at each
@@ -83,58 +91,85 @@ class Outcome:
         }
 
 
+@dataclass(frozen=True)
+class Searched:
+    """An institution's library by one version: its index, and how questions are embedded."""
+
+    site: str
+    library: Path
+    index: DenseIndex
+    encode: Callable[[Sequence[str]], Float32]
+
+
 def main() -> None:
     """Measure, and print a row a site."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--as-it-comes", action="store_true", help="the encoder, not trained")
     parser.add_argument("--demo", type=Path)
     said = parser.parse_args()
-    for outcome in institutions(said.data, said.cache):
-        print(json.dumps(outcome.row()), flush=True)
+    searched = as_it_comes if said.as_it_comes else trained
+    for one in searched(said.data, said.cache):
+        print(json.dumps(institution_by(one, said.data).row()), flush=True)
     if said.demo is not None:
         for kind, outcome in demo(said.demo.absolute()):
             print(json.dumps({"kind": kind, **outcome.row()}), flush=True)
 
 
-def institutions(data: Path, cache: Path) -> Iterator[Outcome]:
-    """Each of MedQuAD's, in its own documents."""
+def as_it_comes(data: Path, cache: Path) -> Iterator[Searched]:
+    """Each institution with the encoder before any training."""
     spec = RetrieverSpec(threads=2, device="cpu")
     encoder = retriever_for(spec).encoder
     for site in SITES:
-        corpus = institution(data, site)
-        path = library_of(corpus, spec, cache / site)
+        path = library_of(institution(data, site), spec, cache / site)
         with Library.open(path, read_only=True) as library:
             embedding = Embedding(encoder, library, READ[0], cache / site)
-            titles = Titles(library.titles())
+            yield Searched(site, path, embedding.index, embedding.encode)
 
-            def met(
-                pairs: Sequence[Pair],
-                *,
-                library: Library = library,
-                titles: Titles = titles,
-                embedding: Embedding = embedding,
-            ) -> Any:
-                vectors = embedding.encode([pair.query for pair in pairs])
-                return found_by(library, embedding.index, titles, pairs, vectors).met
 
-            chosen = met(corpus.chosen_on)
-            weights = weigh(library, corpus.chosen_on, chosen)
-            unanswered = evidence_without_answers(
-                chosen, corpus.chosen_on, weights, library.document_of()
-            )
-            by = by_pairs(
+def trained(data: Path, cache: Path) -> Iterator[Searched]:
+    """Each institution with what it answers with after rounds among all, its own part included."""
+    spec = RetrieverSpec(threads=2, device="cpu")
+    corpora = {site: institution(data, site) for site in SITES}
+    asked = Question("cancergov", "", frozenset())  # by whom it is asked makes it learn its own
+    outcome = learned_by(Named("hanse"), Test((asked,)), corpora, spec, cache)
+    for site in SITES:
+        retriever = loaded(outcome.ranker(site))
+        with Library.open(cache / site / LIBRARY, read_only=True) as library:
+            labels, features = library.features(retriever.encoder.digest)
+
+        def encode(queries: Sequence[str], retriever: Retriever = retriever) -> Float32:
+            return retriever.embed_queries(queries, retriever.encoder.encode(queries))
+
+        index = build_index(labels, retriever.embed_passages((), features))
+        yield Searched(site, cache / site / LIBRARY, index, encode)
+
+
+def institution_by(searched: Searched, data: Path) -> Outcome:
+    """What it refuses of its own questions and of the others'."""
+    corpus = institution(data, searched.site)
+    with Library.open(searched.library, read_only=True) as library:
+        titles = Titles(library.titles())
+
+        def met(pairs: Sequence[Pair]) -> list[Candidates]:
+            vectors = searched.encode([pair.query for pair in pairs])
+            return found_by(library, searched.index, titles, pairs, vectors).met
+
+        chosen = met(corpus.chosen_on)
+        weights = weigh(library, corpus.chosen_on, chosen)
+        without = evidence_without_answers(chosen, corpus.chosen_on, weights, library.document_of())
+        return Outcome(
+            searched.site,
+            evidence_among(met(corpus.judged_on), weights),
+            evidence_among(met(_of_others(data, searched.site)), weights),
+            by_pairs(
                 evidence_among(chosen, weights),
-                unanswered,
+                without,
                 evidence_among(met(_asking(GENERAL_QUESTIONS)), weights),
                 LOST,
-            )
-            yield Outcome(
-                site,
-                evidence_among(met(corpus.judged_on), weights),
-                evidence_among(met(_of_others(data, site)), weights),
-                by,
-            )
+            ),
+        )
 
 
 def demo(folder: Path) -> Iterator[tuple[str, Outcome]]:

@@ -29,6 +29,7 @@ from tests.benchmarks.retrieval.gold_sentences import Gold, gold_of, measured_by
 from tests.learning_bench.corpora import Dense, Ranker
 from tests.learning_bench.recipes.learning import Part
 from tests.learning_bench.recipes.named import Named
+from tests.learning_bench.recipes.recipes import Outcome, Recipe
 from tests.learning_bench.worlds import Question, Test, World
 
 RECIPE = Named("pdd-as2")
@@ -50,24 +51,35 @@ def measured_trained(
     """The ranks of each institution's marked questions: by stage, by what is read."""
     corpora = {site: institution(data, site) for site in SITES}
     gold = {site: gold_of(site, corpus) for site, corpus in corpora.items()}
-    content = hashlib.sha256()
-    for site, corpus in corpora.items():
-        content.update(_made_ready(corpus, spec, cache / site))
     asked = [
         Question(site, one.query, frozenset(document for document, _ in one.marks))
         for site in SITES
         for one in gold[site]
     ]
-    tests = {"marked": Test(tuple(asked))}
-    world = _Searched("marked", content.hexdigest()[:16], cache / "trained", SITES, tests)
-    with tempfile.TemporaryDirectory(prefix="hanse-retrieval-") as scratch:
-        outcome = RECIPE.learn(world, Part(SITES), spec, Path(scratch), _told)
+    outcome = learned_by(RECIPE, Test(tuple(asked)), corpora, spec, cache)
     wanted = set(only) or {*SITES}
     for site in (site for site in SITES if site in wanted):
         _told(f"asking {site}")
         rankers = (outcome.anywhere, outcome.ranker(site))
         by_stage = dict(zip(STAGES, rankers, strict=True))
         yield site, {"trained": _judged(by_stage, spec, cache / site, gold[site])}
+
+
+def learned_by(
+    recipe: Recipe, test: Test, corpora: Mapping[str, Corpus], spec: RetrieverSpec, cache: Path
+) -> Outcome:
+    """What these institutions search with after the recipe's rounds among them.
+
+    ``cache``: with a folder for each institution's library; ``test``: what they are asked.
+    """
+    content = hashlib.sha256()
+    for site, corpus in corpora.items():
+        content.update(_made_ready(corpus, spec, cache / site))
+    world = _Searched(
+        "marked", content.hexdigest()[:16], cache / "trained", tuple(corpora), {"marked": test}
+    )
+    with tempfile.TemporaryDirectory(prefix="hanse-retrieval-") as scratch:
+        return recipe.learn(world, Part(world.sites), spec, Path(scratch), _told)
 
 
 def _made_ready(corpus: Corpus, spec: RetrieverSpec, cache: Path) -> bytes:
@@ -91,8 +103,7 @@ def _judged(
         for read in READ:
             embedding = Embedding(encoder, library, read, cache)
             for name, ranker in rankers.items():
-                assert isinstance(ranker, Dense)
-                judged[name][read.name] = _ranks(_loaded(ranker), embedding, library, gold)
+                judged[name][read.name] = _ranks(loaded(ranker), embedding, library, gold)
     return judged
 
 
@@ -116,8 +127,9 @@ def _ranks(
     )
 
 
-def _loaded(ranker: Dense) -> Retriever:
+def loaded(ranker: Ranker) -> Retriever:
     """The retriever as it asks: with the shared version, and the site's own query encoder."""
+    assert isinstance(ranker, Dense)
     ranker.retriever.load_vector(ranker.vector)
     if ranker.own is not None:
         assert isinstance(ranker.retriever, PersonalQueryRetriever)

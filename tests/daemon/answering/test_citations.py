@@ -129,6 +129,15 @@ def test_what_none_says_is_dropped(text: str) -> None:
     assert (left.text, left.citations, left.supported) == ("", (), 0)
 
 
+def test_a_reply_is_cut_as_the_passages_language_is() -> None:
+    text = "Der Antrag wurde am 12. März 2024 gestellt. Er wurde am 3. Juni genehmigt."
+    german = Ranked(Passage(4, "p", "d", "Antrag", text, language="de"), 1.0)
+    left = checked("Der Antrag wurde am 12. März 2024 gestellt [1].", [german], "drop")
+    assert (left.text, left.dropped) == ("Der Antrag wurde am 12. März 2024 gestellt. [1]", 0)
+    [citation] = left.citations
+    assert citation.text == "Der Antrag wurde am 12. März 2024 gestellt."
+
+
 def test_numbers_follow_the_text_and_lead_to_sentence_page_and_passage() -> None:
     left = check("East has 30 beds [3]. A wick is cut daily [1]. It burns whale oil [1].")
     assert left.text == "East has 30 beds. [1] A wick is cut daily. [2] It burns whale oil. [3]"

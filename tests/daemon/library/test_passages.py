@@ -49,6 +49,20 @@ def test_sentences_end_where_a_reader_would_end_them() -> None:
     ]
 
 
+def test_a_sentence_ends_by_the_rules_of_its_language() -> None:
+    text = "Er wurde am 12. März 2024 gem. § 5 Abs. 2 abgelehnt. Die Frist ist bzw. war um."
+    first, second = sentences(text, "de")
+    assert first.endswith("abgelehnt.") and second.startswith("Die Frist")
+    assert len(sentences(text)) > 2  # as English is cut
+    assert sentences("One. Two.", "xx") == ["One.", "Two."]  # nobody knows that one
+
+
+def test_a_passage_ends_by_the_rules_of_its_documents_language() -> None:
+    text = "Der Antrag wurde am 12. März gestellt. Er wurde am 3. Juni genehmigt."
+    german = [piece.text for piece in cut(Document("d", "", text, language="de"), 8)]
+    assert german == ["Der Antrag wurde am 12. März gestellt.", "Er wurde am 3. Juni genehmigt."]
+
+
 def test_lines_of_a_list_and_headings_stand_alone() -> None:
     text = "On deck\n\n- a winch\n- two pumps\n\nThe hold is\ndry."
     assert sentences(text) == ["On deck", "- a winch", "- two pumps", "The hold is\ndry."]
@@ -120,10 +134,17 @@ prose = st.lists(
 
 
 @settings(deadline=None)
-@given(st.one_of(prose, st.text(max_size=200)), st.integers(1, 40), st.sampled_from([0, 1]))
-def test_nothing_is_lost_and_the_budget_is_kept(text: str, budget: int, way: int) -> None:
+@given(
+    st.one_of(prose, st.text(max_size=200)),
+    st.integers(1, 40),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["", "de", "fr", "ja", "xx"]),
+)
+def test_nothing_is_lost_and_the_budget_is_kept(
+    text: str, budget: int, way: int, language: str
+) -> None:
     count = (words, letters)[way]
-    parts = split_text(text, budget, count)
+    parts = [text[a:b] for a, b in split_ranges(text, budget, count, language)]
     assert "".join("".join(parts).split()) == "".join(text.split())
     assert all(part == part.strip() and part for part in parts)
     assert all(count(part) <= budget or len(part) == 1 for part in parts)

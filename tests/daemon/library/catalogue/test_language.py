@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from daemon.library.catalogue.language import language_of, language_of_question
+from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Block, Document, joined
+from daemon.library.store import Library
 
 ENGLISH = (
     "The volunteers look for the patient in the garden first, and call the ward when nobody is "
@@ -76,3 +81,25 @@ def test_a_question_says_its_language_in_a_few_words(question: str, code: str) -
 @pytest.mark.parametrize("question", ["Tarrow?", "GFR < 30 ml/min?", "Diabetes mellitus", "1 2 3"])
 def test_names_and_numbers_say_no_language(question: str) -> None:
     assert language_of_question(question) == ""
+
+
+def test_a_document_is_cut_once_by_the_language_that_was_found(tmp_path: Path) -> None:
+    splitter = SentenceSplitter(lambda text: len(text.split()), 30)
+    dated = "Der Antrag wurde am 12. März gestellt. Er wurde am 3. Juni genehmigt."
+    document = Document("d", "Aufzug", f"{GERMAN} {dated}")
+    with Library.open(tmp_path / "library.sqlite3") as library:
+        assert library.put_documents([document], splitter=splitter).new == 1
+        passages = library.passages_of("d")
+        assert [one.language for one in passages] == ["de", "de"]
+        assert passages[-1].sentences == [
+            "Der Antrag wurde am 12. März gestellt.",
+            "Er wurde am 3. Juni genehmigt.",
+        ]
+        assert library.put_documents([document], splitter=splitter).unchanged == 1
+        assert library.passages_of("d") == passages, "not cut anew"
+        told = replace(document, language="en")  # and the file says otherwise now
+        assert library.put_documents([told], splitter=splitter).changed == 1
+        assert library.passages_of("d")[-1].sentences[-1] == "Juni genehmigt."
+        other = replace(document, text=ENGLISH)
+        assert library.put_documents([other], splitter=splitter).changed == 1
+        assert {one.language for one in library.passages_of("d")} == {"en"}
