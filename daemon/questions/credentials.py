@@ -38,6 +38,9 @@ log = structlog.get_logger()
 
 _SCHEME: Final = "bearer "
 _NEW_ONE: Final = "ask whoever administers this site for a token (`fedctl tokens create`)"
+_ANOTHER_GROUP: Final = (
+    "ask whoever administers this site what your groups may (the file that gateway.people names)"
+)
 _A_LINE_EVERY_S: Final = 60.0  # of the refusals of one token, for one cause
 _MOST_KINDS: Final = 10_000  # of refusals that are told of; people who sign in elsewhere are many
 
@@ -357,7 +360,9 @@ def _speaks_for_nobody(who: str, asker: tuple[str, str]) -> NotAllowed:
 
 async def end(context: Context, refusal: NotAllowed) -> NoReturn:
     """End the call so."""
-    await context.abort(refusal.status, f"{refusal}\n{_NEW_ONE}")
+    of_a_person = refusal.status == DENIED and ":" in refusal.asker[0]
+    remedy = _ANOTHER_GROUP if of_a_person else _NEW_ONE
+    await context.abort(refusal.status, f"{refusal}\n{remedy}")
 
 
 def without_paths(cause: str) -> str:

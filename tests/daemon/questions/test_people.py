@@ -166,6 +166,7 @@ async def test_who_one_is_is_told_to_a_person_too(site: Site) -> None:
 async def test_a_person_without_the_scope_is_denied_and_audited(site: Site) -> None:
     code, said = await site.call("Search", site.signed("nurses"))
     assert (code, "oidc:clinic:ann is not for this" in said) == (DENIED, True)
+    assert "what your groups may" in said, "a token of the site is not what is missing"
     assert await site.audited(1) == [
         ("oidc:clinic:ann", "search", "refused or failed", {"cause": "scope"})
     ]
