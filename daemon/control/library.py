@@ -16,7 +16,7 @@ from daemon.answering.prompts.kinds import AUTO, FOR, guessed, kind_of
 from daemon.control.context import Caller, Calls, Context, ServiceContext, refuse
 from daemon.control.library_messages import (
     answer_fields,
-    document_message,
+    exported_documents,
     filters_of,
     folder_message,
     found_messages,
@@ -254,7 +254,7 @@ class LibraryCalls(Calls):
                     documents, taken = await self._answered(context, texts)
                     some = some[taken:]
                     recorded["documents"] += len(documents)
-                    yield control.ExportDocumentsPart(documents=map(document_message, documents))
+                    yield await asyncio.to_thread(exported_documents, documents)
             after, pairs = 0, [(0, Pair("", ()))]
             while pairs:
                 work = collection.pairs_naming(begins, ids or None, after, _PAGE)

@@ -161,7 +161,7 @@ def document_message(document: Document) -> control.Document:
         text=document.text,
         split=document.split,
         spans=[
-            control.Span(**(asdict(span) | {"place": span.place or ()})) for span in document.spans
+            control.Span(**(vars(span) | {"place": span.place or ()})) for span in document.spans
         ],
         author=document.author,
         date=document.date,
@@ -170,6 +170,11 @@ def document_message(document: Document) -> control.Document:
     if document.tags:
         told.tags.tags.extend(document.tags)
     return told
+
+
+def exported_documents(documents: Sequence[Document]) -> control.ExportDocumentsPart:
+    """Whole documents. It may take a second: of one with 100,000 blocks a third."""
+    return control.ExportDocumentsPart(documents=map(document_message, documents))
 
 
 def pair_message(pair: Pair) -> control.Pair:

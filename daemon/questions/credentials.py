@@ -201,7 +201,7 @@ class Credentials:
             cause = "no token: say `authorization: Bearer TOKEN`, once"
             raise NotAllowed(UNAUTHENTICATED, cause)
         secret = told[0][len(_SCHEME) :].strip()
-        token, _ = self._tokens.find(secret)
+        token = self._tokens.find(secret)
         if token is not None:
             return partial(self._by_token, token, said_for, unsaid), token
         if said_for:
@@ -288,7 +288,7 @@ class Credentials:
         metrics.count("hanse_token_refusals")
         await end(context, refusal)
 
-    async def _turn_down(self, asker: Asker | Token, action: Action | None, why: str) -> None:
+    async def _turn_down(self, asker: Asker, action: Action | None, why: str) -> None:
         metrics.count("hanse_token_refusals")
         await self._refusals.note(asker, action, why)
 
@@ -306,7 +306,7 @@ class _Refusals:
         self._more: dict[tuple[str, Action | None, str], int] = {}  # since the last line of a kind
         self._waiting = set[asyncio.Task[None]]()
 
-    async def note(self, asker: Asker | Token, action: Action | None, why: str) -> None:
+    async def note(self, asker: Asker, action: Action | None, why: str) -> None:
         """One more."""
         kind = (asker.actor, action, why)
         if kind in self._more:
@@ -344,11 +344,6 @@ class _Refusals:
         if action is not None:
             told = {"cause": why} if count == 1 else {"cause": why, "times": count}
             await self._audit.record_or_owe(actor, action, "refused or failed", **told)
-
-
-def actor_of(asker: Bearer) -> str:
-    """Who asks, as the audit log has it."""
-    return asker.actor
 
 
 def _speaks_for_nobody(who: str, asker: tuple[str, str]) -> NotAllowed:

@@ -39,7 +39,6 @@ from daemon.questions.credentials import (
     Bearer,
     Credentials,
     NotAllowed,
-    actor_of,
     end,
     without_paths,
 )
@@ -213,7 +212,7 @@ class QuestionsService(rpc.QuestionsServicer):
         return questions.FiguresReply(figures={one.name: one.of(status) for one in METRICS})
 
     def _answering(self, bearer: Bearer) -> _AnsweringTo:
-        caller = _TokenHolder(self._around, actor_of(bearer))
+        caller = _TokenHolder(self._around, bearer.actor)
         return _AnsweringTo(self._around, caller, bearer.rights)
 
     @staticmethod

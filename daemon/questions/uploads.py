@@ -41,7 +41,7 @@ from daemon.library.store import Library
 from daemon.pairs.proposals import ProposalRefused
 from daemon.process.tasks import logged
 from daemon.process.workers import WorkerCrashed
-from daemon.questions.credentials import Bearer, NotAllowed, actor_of, without_paths
+from daemon.questions.credentials import Bearer, NotAllowed, without_paths
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit_format import AuditError
 from proto import bounds
@@ -168,7 +168,7 @@ class Uploads:
             stack.enter_context(self._placed(bearer.share))
             with self._coming():
                 told = {"collection": one.collection.rstrip("/")}
-                span = self._around.audit.span(actor_of(bearer), "upload", **told)
+                span = self._around.audit.span(bearer.actor, "upload", **told)
                 recorded = await stack.enter_async_context(span)
                 yield questions.UploadReply(upload=one.message())
                 path, original = await self._arrived(parts)

@@ -141,6 +141,7 @@ class Tokens:
             blocked = self._db.execute("SELECT name, since_s FROM blocked").fetchall()
         self._tokens = {row[0]: self._read(*row) for row in rows}
         self._blocked: dict[str, int] = dict(blocked)
+        self._unwritten: set[str] = set()  # tokens and people whose end the disk doesn't know yet
 
     @property
     def all(self) -> list[Token]:
@@ -212,19 +213,24 @@ class Tokens:
             return changed
 
     async def revoke(self, name: str) -> Token:
-        """From now on it is refused. Raises TokenRefused where there is none to revoke."""
+        """From now on it is refused. Raises TokenRefused where there is none to revoke.
+
+        Raises TokenError when it can't be written: until then it may be revoked again, or a
+        daemon that starts anew would take the token.
+        """
         async with self._turn:
             token = self._known(name)
-            if token.revoked_s:
+            if token.revoked_s and name not in self._unwritten:
                 raise TokenRefused(f"the token {name!r} is revoked already")
-            token = replace(token, revoked_s=int(self._now()))
+            token = replace(token, revoked_s=token.revoked_s or int(self._now()))
             # At once, whatever the disk says; and if that says no, who asked is told.
             self._tokens[name] = token
+            self._unwritten.add(name)
             await self._keep(token)
             return token
 
-    def find(self, secret: str) -> tuple[Token | None, str]:
-        """The token, if it is one of ours, and why it is refused all the same; "": it is not.
+    def find(self, secret: str) -> Token | None:
+        """The token, if it is one of ours; whether it is refused all the same says `now`.
 
         In the same time for each secret that is none: all are compared, whole.
         """
@@ -232,7 +238,7 @@ class Tokens:
         for token in self._tokens.values():
             if hmac.compare_digest(token.digest, digest):
                 found = token
-        return found, "" if found is None else found.fault(self._now())
+        return found
 
     def now(self, token: Token) -> tuple[Token, str]:
         """What a token that was found before is by now, and why it is refused; "": it is not."""
@@ -258,10 +264,10 @@ class Tokens:
     async def block(self, name: str) -> None:
         """Have no signed token let that person in, from now on, whatever the disk says.
 
-        Raises TokenRefused, and TokenError when it can't be written.
+        Raises TokenRefused, and TokenError when it can't be written: as `revoke`.
         """
         async with self._turn:
-            if name in self._blocked:
+            if name in self._blocked and name not in self._unwritten:
                 raise TokenRefused(f"{name} is blocked already")
             if len(self._blocked) >= _MOST_BLOCKED:
                 raise TokenRefused(
@@ -270,8 +276,10 @@ class Tokens:
                 )
             since_s = int(self._now())
             self._blocked[name] = since_s
+            self._unwritten.add(name)
             change = "INSERT OR REPLACE INTO blocked VALUES (?, ?)"
             await asyncio.to_thread(self._execute, change, (name, since_s))
+            self._unwritten.discard(name)
 
     async def unblock(self, name: str) -> None:
         """Have signed tokens count again for that person. Raises TokenRefused, TokenError."""
@@ -281,6 +289,7 @@ class Tokens:
             change = "DELETE FROM blocked WHERE name = ?"
             await asyncio.to_thread(self._execute, change, (name,))
             del self._blocked[name]
+            self._unwritten.discard(name)
 
     async def used(self, token: Token) -> None:
         """Note the day. A full disk keeps nobody from asking."""
@@ -302,6 +311,7 @@ class Tokens:
     async def _keep(self, token: Token) -> None:
         await asyncio.to_thread(self._write, token)
         self._tokens[token.name] = token
+        self._unwritten.discard(token.name)
 
     def _write(self, token: Token) -> None:
         values = (

@@ -36,7 +36,7 @@ from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document
 from daemon.process.workers import Worker, import_once
 from daemon.questions import service
-from daemon.questions.credentials import Credentials
+from daemon.questions.credentials import Asker, Credentials
 from daemon.questions.service import QUESTIONS, QuestionsService
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.state.audit import AuditLog
@@ -380,14 +380,14 @@ async def test_refusals_of_a_revoked_token_do_not_fill_the_log(
 async def test_how_many_there_were_is_told_when_the_time_is_up(site: Site) -> None:
     audit = AuditLog(site.folder / "other")
     credentials = Credentials(site.tokens, audit, every_s=0.3)
-    _, token = await site.tokens.create("x", ["ask"], 1)
+    asker = Asker("x", "token:x", {"ask": None}, 1)
 
     def lines() -> list[dict[str, Any]]:
         text = (site.folder / "other" / "audit-000001.jsonl").read_text()
         return [json.loads(line)["objects"] for line in text.splitlines()]
 
     for _ in range(4):
-        await credentials._turn_down(token, "ask", "scope")
+        await credentials._turn_down(asker, "ask", "scope")
     assert lines() == [{"cause": "scope"}]
     async with asyncio.timeout(30):
         while len(lines()) < 2:
@@ -396,7 +396,7 @@ async def test_how_many_there_were_is_told_when_the_time_is_up(site: Site) -> No
     async with asyncio.timeout(30):
         while credentials._refusals._more:  # a while without any
             await asyncio.sleep(0.01)
-    await credentials._turn_down(token, "ask", "scope")
+    await credentials._turn_down(asker, "ask", "scope")
     assert lines()[2:] == [{"cause": "scope"}]
     audit.close()
 
@@ -404,13 +404,13 @@ async def test_how_many_there_were_is_told_when_the_time_is_up(site: Site) -> No
 async def test_who_hangs_up_on_a_refusal_silences_no_other(site: Site) -> None:
     audit = AuditLog(site.folder / "other")
     credentials = Credentials(site.tokens, audit, every_s=0.3)
-    _, token = await site.tokens.create("x", ["ask"], 1)
-    refusing = asyncio.create_task(credentials._turn_down(token, "ask", "scope"))
+    asker = Asker("x", "token:x", {"ask": None}, 1)
+    refusing = asyncio.create_task(credentials._turn_down(asker, "ask", "scope"))
     await asyncio.sleep(0)  # the first line is being written
     refusing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await refusing
-    await credentials._turn_down(token, "ask", "scope")
+    await credentials._turn_down(asker, "ask", "scope")
     written = site.folder / "other" / "audit-000001.jsonl"
     async with asyncio.timeout(30):
         while not written.exists() or len(written.read_text().splitlines()) < 2:
