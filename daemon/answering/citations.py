@@ -35,6 +35,7 @@ _MARKS = re.compile(r"(?:\[\s*\d{1,3}(?:\s*[,;]\s*\d{1,3})*\s*\]\s*)+")
 # "Oil burns. [1] Wool does not." cites in its first sentence.
 # What one part has taken it does not give back (++): of ten thousand dots it would try each.
 _BEHIND = re.compile(rf"(?<![.!?…])([.!?…]++[\"'”’)]*+)\s*({_MARKS.pattern})")
+_NUMBER = re.compile(r"\d+")  # of any script, as in the marks above and for `int`
 # Marks go through the cutting of sentences as letters that no text has left (category Co).
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HIDDEN = re.compile(f"{_OPEN}([\\d,]*){_CLOSE}")
@@ -153,9 +154,7 @@ def statements(text: str, language: str = "") -> list[Statement]:
     found: list[Statement] = []
     for line in plain(text).splitlines():
         line = _BEHIND.sub(lambda match: f" {match[2].strip()}{match[1]} ", line)
-        line = _MARKS.sub(
-            lambda run: f"{_OPEN}{','.join(re.findall('[0-9]+', run[0]))}{_CLOSE} ", line
-        )
+        line = _MARKS.sub(lambda run: f"{_OPEN}{','.join(_NUMBER.findall(run[0]))}{_CLOSE} ", line)
         for sentence in sentences(line, language):
             if (statement := _statement(sentence)) is not None:
                 found.append(statement)

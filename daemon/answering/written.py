@@ -108,6 +108,9 @@ class WrittenGenerator:
         telling = _Telling(told)
         try:
             text, likelihood = self._written(self._model, question, passages, how, telling)
+            says_no = text.strip().casefold().rstrip(".") == _SAYS_NO
+            if not says_no:
+                telling.check.read(text)
         except GivenUp:
             raise
         except Exception as error:  # any: what a stranger's model does nobody can list
@@ -126,9 +129,8 @@ class WrittenGenerator:
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
         by = GeneratedAnswer("", (), prompt=how.prompt, likelihood=likelihood)
-        if text.strip().casefold().rstrip(".") == _SAYS_NO:
+        if says_no:
             return replace(by, text=NOT_ANSWERED)
-        telling.check.read(text)
         left = telling.check.left
         if not left.supported:
             cause = "nothing of what the language model wrote is supported by what it cites"

@@ -34,8 +34,12 @@ topic = typer.Typer()
 _TOKEN: Final = "HANSE_TOKEN"  # noqa: S105  a name
 _GATEWAY: Final = "http://127.0.0.1:8080"
 _ANSWER_WITHIN_S: Final = 420.0  # as long as the gateway takes for an exchange
-_LONGEST_TOKEN: Final = 500
+_LONGEST_TOKEN: Final = 8192  # as the gateway takes: what an identity provider signs is long
 _GET_ONE: Final = "ask whoever administers the site for a token (`fedctl tokens create`)"
+_REMEDY: Final = (
+    "Ask whoever administers the site whether it runs (systemctl status fedgate), or name its "
+    "address (--gateway)"
+)
 
 
 @topic.command("mcp")
@@ -114,7 +118,8 @@ def _token(file: Path | None) -> str:
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{_LONGEST_TOKEN}}}", token):
         where = _TOKEN if file is None else str(file)
         raise CommandError(
-            f"what {where} holds is no token: it must be one line without spaces",
+            f"what {where} holds is no token: it must be one line without spaces, of at most "
+            f"{_LONGEST_TOKEN:,} characters",
             "Copy it again",
             exit_code=Exit.USAGE,
         )
@@ -236,12 +241,11 @@ class _Tools:
             cause = f"the gateway at {self._url} did not answer in time"
             raise CommandError(cause, "Try again later", exit_code=Exit.UNREACHABLE) from error
         except (httpx2.HTTPError, OSError) as error:
-            raise CommandError(
-                f"no gateway answers at {self._url} ({str(error) or type(error).__name__})",
-                "Ask whoever administers the site whether it runs (systemctl status fedgate), "
-                "or name its address (--gateway)",
-                exit_code=Exit.UNREACHABLE,
-            ) from error
+            cause, remedy = str(error) or type(error).__name__, _REMEDY
+            if "CERTIFICATE_VERIFY_FAILED" in cause:
+                remedy = "Name the file with the certificate that it is signed by (--ca FILE)"
+            cause = f"no gateway answers at {self._url} ({cause})"
+            raise CommandError(cause, remedy, exit_code=Exit.UNREACHABLE) from error
         try:
             told = reply.json()
             failed = told.get("error")

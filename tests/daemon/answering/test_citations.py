@@ -60,6 +60,9 @@ def check(text: str) -> Checked:
         "Whale oil burns in every lamp [1] and hemp rope is tarred [2].",
         "Whale oil burns in every lamp and hemp rope is tarred [1][2].",
         "Whale oil burns in every lamp and hemp rope is tarred [1, 2].",
+        "Whale oil burns in every lamp [١].",  # digits of other scripts
+        "Whale oil burns in every lamp 【１】.",
+        "Whale oil burns in every lamp and hemp rope is tarred [१, २].",
         "According to [1], whale oil burns in every lamp.",
     ],
 )
@@ -171,7 +174,19 @@ def test_a_title_and_a_heading_are_part_of_what_is_said() -> None:
 
 
 WORDS = ["Whale", "oil", "burns", "lamp", "kerosene", "42", "four", "winters", "1,250", "not"]
-MARKS = ["[1]", "[2]", "[3]", "[4]", "[99]", "[1, 2]", "[x](http://e.example)", "<b>", "**", "."]
+MARKS = [
+    "[1]",
+    "[२]",
+    "[１२]",
+    "[3]",
+    "[4]",
+    "[99]",
+    "[1, 2]",
+    "[x](http://e.example)",
+    "<b>",
+    "**",
+    ".",
+]
 
 
 @given(st.lists(st.sampled_from(WORDS + MARKS + ["\n", "{", "![", "= 5", "-"]), max_size=25))

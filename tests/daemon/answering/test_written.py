@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from daemon.answering import citations
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.answering import QuestionRefusedError
 from daemon.answering.generator import GeneratedAnswer
@@ -55,6 +56,17 @@ def test_what_the_model_can_not_answer_is_extracted_and_said(
         given = asked(url)
     extracted(given, cause)
     assert given.failed is failed
+
+
+def test_a_check_that_fails_at_what_was_written_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("a mark without a number")
+
+    monkeypatch.setattr(citations, "statements", fails)
+    with serving(lambda _: completion("Whale oil burns in every lamp [1].")) as (url, _):
+        extracted(asked(url), "a mark without a number")
 
 
 def test_a_model_that_says_that_the_passages_do_not_answer_is_believed() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import ssl
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from daemon.fedctl.terminal.output import Exit
+from tests.daemon.gateway.test_starts import self_signed
 from tests.support.authority import free_port
 from tests.support.command_line import Fedctl
 
@@ -47,7 +51,7 @@ def test_without_a_token_it_says_where_one_is_looked_for(
     assert "the environment has no HANSE_TOKEN. Put it there, or ask whoever" in told.err
 
 
-@pytest.mark.parametrize("held", ["two words", "tok\u00e9n", "x" * 600])
+@pytest.mark.parametrize("held", ["two words", "tok\u00e9n", "x" * 8193])
 def test_what_is_no_token_is_refused_and_not_repeated(
     fedctl: Fedctl, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
@@ -78,6 +82,31 @@ def test_a_gateway_that_is_away_is_said_at_once(fedctl: Fedctl, tmp_path: Path) 
     assert f"no gateway answers at {address}/mcp" in told.err
     assert "systemctl status fedgate" in told.err
     assert (told.out, SECRET in told.err) == ("", False)
+
+
+def test_a_token_that_an_identity_provider_signed_is_long(
+    fedctl: Fedctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANSE_TOKEN", "x" * 8192)
+    told = fedctl("mcp", "--gateway", f"http://127.0.0.1:{free_port()}")
+    assert (told.code, "no gateway answers" in told.err) == (Exit.UNREACHABLE, True)
+
+
+def test_a_certificate_that_nobody_here_knows_names_the_option(
+    fedctl: Fedctl, tmp_path: Path
+) -> None:
+    certificate = self_signed(tmp_path)
+    here = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    here.load_cert_chain(certificate, tmp_path / "gateway.key")
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = here.wrap_socket(server.socket, server_side=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        told = fedctl("mcp", "--gateway", f"https://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (told.code, "(--ca FILE)" in told.err) == (Exit.UNREACHABLE, True)
 
 
 def test_certificates_that_are_none_are_named(fedctl: Fedctl, tmp_path: Path) -> None:
