@@ -18,6 +18,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import structlog
 from starlette.applications import Starlette
@@ -68,6 +69,8 @@ class Gateway:
         """``requests``: so many may wait for fedd at once. ``url``: where people reach the page."""
         self._fedd = fedd
         self._url = url.rstrip("/")
+        # Where people come from elsewhere a proxy may stand before it that doesn't say so.
+        self._is_local = not url or _is_loopback(urlsplit(url).hostname or "")
         self._most = requests
         self._under_way = Counter[str]()  # of each token
         # Tokens that fedd has let in, to be known again and not to be read.
@@ -104,7 +107,7 @@ class Gateway:
 
     async def metrics(self, request: Request) -> Response:
         """For monitoring on this machine; for any other with a token for it."""
-        near = is_near(request) and not request.headers.getlist("authorization")
+        near = self._is_local and is_near(request) and not request.headers.getlist("authorization")
         token = "" if near else token_of(request)
         told = figures.exposition(await self._fedd.figures(token))
         return Response(told, media_type=figures.CONTENT_TYPE)
@@ -298,10 +301,11 @@ def refuse_pages(request: Request) -> None:
 def is_near(request: Request) -> bool:
     """Whether a program of this machine asks for itself, by an address and not by a name.
 
-    Not for others, as a proxy does; and not as a page in somebody's browser, whose own name
+    Not for others, as a proxy does, also one that adds no header of its own: nginx, as it comes,
+    speaks HTTP/1.0 to what is behind it. And not as a page in somebody's browser, whose own name
     was made to lead here.
     """
-    passed_on = any(
+    passed_on = request.scope["http_version"] == "1.0" or any(
         name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
     )
     caller = request.client.host if request.client is not None else ""

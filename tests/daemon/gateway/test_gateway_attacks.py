@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+from httpx2 import ASGITransport, AsyncClient
 from starlette.requests import Request
 
 from daemon.gateway.application import Gateway, token_of
@@ -207,6 +208,26 @@ async def test_metrics_are_for_this_machine_itself(gate: Gate, headers: list[str
     token = await gate.token("metrics")
     asked = asked.replace("Connection", f"Authorization: Bearer {token}\r\nConnection")
     assert status_of(await gate.raw(asked.encode())) == 200
+
+
+async def test_metrics_are_not_for_a_proxy_that_adds_no_header(gate: Gate) -> None:
+    """nginx, as it comes: `proxy_pass http://127.0.0.1:8080;` and no more."""
+    asked = b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:8080\r\nConnection: close\r\n\r\n"
+    assert status_of(await gate.raw(asked)) == 401
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [("", 200), ("http://127.0.0.1:8080", 200), ("https://ask.example.org", 401)],
+)
+async def test_metrics_want_a_token_where_people_come_from_elsewhere(
+    gate: Gate, url: str, status: int
+) -> None:
+    fedd = Fedd(gate.site.folder / "questions.sock")
+    inside = ASGITransport(Gateway(fedd, 1, url).application())
+    async with AsyncClient(transport=inside, base_url="http://127.0.0.1:8080") as monitoring:
+        assert (await monitoring.get("/metrics")).status_code == status
+    await fedd.close()
 
 
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 40_000, b"X-Many: x\r\n" * 3000 + b"X: x"])
