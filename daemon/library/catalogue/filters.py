@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from daemon.library.catalogue.name_words import name_words
+from daemon.library.readers.bounds import is_day
 
 _LOOKED_AT = 20_000  # values of a kind, for the nearest
 _TOLD = 5
@@ -82,6 +83,8 @@ def _conditions(filters: Filters) -> Iterator[_Condition]:
             if not (words := name_words(asked)):
                 raise NothingFits(f"no word is in the {kind} {asked!r}\nName words that it has")
             yield _having(f"has the {kind}", kind, words)
+    if wrong := [day for day in (filters.since, filters.until) if day and not is_day(day)]:
+        raise NothingFits(f"{wrong[0]!r} is no day\nWrite it as 2024-05-31")
     if filters.since or filters.until:
         since, until = filters.since or _FIRST_DAY, filters.until or _LAST_DAY
         said = f"has a date from {since} to {until}"
@@ -150,7 +153,7 @@ def _offer(db: sqlite3.Connection, condition: _Condition) -> str:
     if close:
         return f"Nearest to {lacking[0]!r}: {_listed([by_form[one] for one in close])}"
     others = " and others" if len(there) > _TOLD else ""
-    return f"Not {lacking[0]!r}, but there are {_listed(there[:_TOLD])}{others}"
+    return f"There are {_listed(there[:_TOLD])}{others}"
 
 
 def _values(db: sqlite3.Connection, kind: str) -> list[str]:
