@@ -279,7 +279,7 @@ def proposed(number: int, *answers: bool) -> control.Proposal:
 
 
 def test_what_waits_is_listed_oldest_first_over_pages(said: Said, daemon: CannedDaemon) -> None:
-    assert said("pairs", "review")[1].startswith("Nothing waits: nobody has said")
+    assert said("pairs", "review")[1].startswith("Nothing waits: all that people said")
     daemon.proposals = [proposed(n, True, False) for n in range(230)]
     code, out, _ = said("pairs", "review", "--json")
     told = json.loads(out)["proposals"]
