@@ -230,7 +230,7 @@ METRICS = (
     ),
     Metric(
         "hanse_resident_bytes",
-        "Resident memory of the daemon and its workers.",
+        "Resident memory of the daemon and its workers; what they share counts once.",
         "bytes",
         lambda s: s.resident_bytes,
         row="memory",

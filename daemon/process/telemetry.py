@@ -101,10 +101,15 @@ class LoopLag:
 def resident_bytes(pids: Iterable[int]) -> int:
     """Resident memory of these processes together, in bytes; ended ones count nothing.
 
-    Pages that they share are counted in each.
+    A page that several have counts in each with its part (PSS in proc(5)), so once in all; in
+    each whole where the kernel doesn't let us see that.
     """
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += psutil.Process(pid).memory_info().rss
+            process = psutil.Process(pid)
+            try:
+                total += process.memory_full_info().pss
+            except psutil.AccessDenied:
+                total += process.memory_info().rss
     return total

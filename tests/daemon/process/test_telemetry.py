@@ -7,8 +7,10 @@ import errno
 import io
 import json
 import logging
+import mmap
 import os
 import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -391,3 +393,21 @@ def test_memory_of_processes_that_run_and_of_those_that_ended() -> None:
     assert own > 5_000_000
     assert resident_bytes([os.getpid(), ended.pid]) == pytest.approx(own, rel=0.2)
     assert resident_bytes([]) == 0
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    shared = mmap.mmap(-1, 64 << 20)
+    shared.write(b"x" * len(shared))
+    before = resident_bytes([os.getpid()])
+    child = os.fork()
+    if not child:
+        shared.seek(0)
+        shared.read()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
+    try:
+        assert resident_bytes([os.getpid(), child]) < before + (48 << 20)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
