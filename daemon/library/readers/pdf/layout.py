@@ -23,6 +23,8 @@ _MANY = 0.12  # of a file's lines
 _SENTENCE = 5  # words, at least, that end with a full stop
 _LARGER = 1.15  # times the body's size: a heading
 _LONGEST_HEADING, _MOST_HEADING_ROWS = 200, 3
+_CAPITALS, _IN_CAPITALS = 0.8, (2, 12)  # of a heading's letters; of how many words
+_UNSURE = 0.35  # by which the sizes of a sentence's lines may differ, as a scan's are read
 
 _ITEM = re.compile(r"(?:[•●▪◦‣■□–—*]|[-·]|\(?(?:[a-z]|[ivx]{1,4}|\d{1,2})[.)])\s", re.IGNORECASE)
 _ENDS = re.compile(r"[.:;!?][\"”’)]*$")
@@ -70,13 +72,19 @@ class Style:
         return 2 * self.bold > self.sizes.total()
 
     def is_heading(self, rows: Sequence[Row], text: str) -> bool:
-        """By its size, or because it is bold and short."""
+        """By its size, because it is bold and short, or in capitals.
+
+        In a scan's line of capitals no letter reaches above or below the others, so that it
+        looks smaller than the body.
+        """
         if len(rows) > _MOST_HEADING_ROWS or len(text) > _LONGEST_HEADING:
             return False
         if not any(letter.isalpha() for letter in text) or _ITEM.match(text[:1] + " "):
             return False
         if text[-1] == "." and len(text.split()) >= _SENTENCE:
             return False  # of a scan sizes say little
+        if text[-1] not in ".,;" and _is_in_capitals(text):
+            return True
         size = min(row.size for row in rows)
         bold = not self.is_bold and all(row.bold for row in rows) and text[-1] not in ".,;"
         return size >= _LARGER * self.size or (bold and size > 0.9 * self.size)
@@ -99,6 +107,14 @@ class Style:
             f"{first}{second}" not in self.words and {first, second} <= self.words
         )
         return left + right if compound else left[:-1] + right
+
+
+def _is_in_capitals(text: str) -> bool:
+    letters = [letter for letter in text if letter.isalpha()]
+    few, many = _IN_CAPITALS
+    return few <= len(text.split()) <= many and sum(map(str.isupper, letters)) >= _CAPITALS * len(
+        letters
+    )
 
 
 def place_of(frame: Frame, box: tuple[float, ...]) -> Place:
@@ -302,7 +318,9 @@ def _begins(part: list[Row], row: Row, pitch: float, edges: tuple[float, float])
     left, right = edges
     if row.middle - last.middle > 1.3 * pitch * max(size, last.size):
         return True
-    if abs(size - last.size) > 0.08 * max(size, last.size) or row.bold != last.bold:
+    difference = abs(size - last.size) / max(size, last.size)
+    in_a_sentence = row.text[:1].islower() and not _ENDS.search(last.text)
+    if row.bold != last.bold or difference > (_UNSURE if in_a_sentence else 0.08):
         return True
     if _ITEM.match(row.text):
         return True

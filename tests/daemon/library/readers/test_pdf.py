@@ -140,6 +140,33 @@ def test_headings_are_told_by_their_size_or_weight(tmp_path: Path) -> None:
     assert found == [("heading", "Large"), body, ("heading", "Bold and small"), body]
 
 
+def test_a_line_in_capitals_is_a_heading(tmp_path: Path) -> None:
+    def draw(canvas: Canvas) -> None:
+        lines(canvas, ["SERVICE CONTRACT No. 7781"], top=90)
+        lines(canvas, [SENTENCE] * 4, top=120)
+        lines(canvas, ["NATO"], top=200)  # one word may be a name
+
+    found = [(b.kind, b.text[:16]) for b in blocks(made(tmp_path / "a.pdf", draw))]
+    assert found[0] == ("heading", "SERVICE CONTRACT")
+    assert [kind for kind, _ in found[1:]] == ["text", "text"]
+
+
+def test_a_sentence_whose_lines_differ_in_size_is_one_as_in_scans(tmp_path: Path) -> None:
+    def draw(canvas: Canvas) -> None:
+        for row, (text, size) in enumerate(
+            [("The contractor inspects the generator every", 12), ("six weeks and fills it.", 10)]
+        ):
+            canvas.setFont("Helvetica", size)
+            canvas.drawString(72, HEIGHT - 90 - 13 * row, text)
+        lines(canvas, [SENTENCE] * 6, top=140)
+
+    found = [(b.kind, b.text) for b in blocks(made(tmp_path / "a.pdf", draw))]
+    assert found[0] == (
+        "text",
+        "The contractor inspects the generator every six weeks and fills it.",
+    )
+
+
 def test_running_lines_and_page_numbers_are_left_out(tmp_path: Path) -> None:
     def draw(number: int) -> Draw:
         def on(canvas: Canvas) -> None:
