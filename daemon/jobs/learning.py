@@ -100,13 +100,18 @@ def ingest(
 
 def put_files(
     spec: RetrieverSpec, library_path: Path, read: FilesRead, passage_tokens: int
-) -> IngestCounts:
-    """Put what was read of a watched folder's files into the library, cut as for `ingest`."""
+) -> tuple[IngestCounts, FilesGone]:
+    """Put what was read of a watched folder's files into the library, cut as for `ingest`.
+
+    With what came of it what is to be taken out by `remove`, as `Library.put_files` says.
+    """
     with Library.open(library_path) as library:
-        counts = library.put_files(read, splitter=_splitter(spec, passage_tokens))
+        counts, left = library.put_files(read, _splitter(spec, passage_tokens))
         library.near.mark(_MARKING_S)
-    staged = [part.original for part in read.parts if part.original]
-    return replace(counts, originals=originals.keep(library_path, staged))
+    # Of a file that has lost documents none is kept before they are out, or it would go with them.
+    later = {part.name for part in left.shrunk}
+    staged = [part.original for part in read.parts if part.original and part.name not in later]
+    return replace(counts, originals=originals.keep(library_path, staged)), left
 
 
 def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:
@@ -120,11 +125,12 @@ def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:
 def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None) -> RemovedCounts:
     """Take documents out of the library, and every trace of their texts out of its files.
 
-    ``gone``: with the notes of these files.
+    ``gone``: with the notes of these files. Those that have lost documents are kept by then.
     """
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
-        originals.collect(library_path)
+        staged = [part.original for part in gone.shrunk if part.original] if gone else []
+        originals.keep(library_path, staged)
         library.near.mark(_MARKING_S)  # before the log is emptied
         if ids:  # also of documents that went before, when they could not be cleared
             library.erasure.clear()

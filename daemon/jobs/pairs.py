@@ -178,10 +178,11 @@ def overview(
     shown: list[PairExample] = []
     for kind in dict.fromkeys(pair.how for pair in pairs):
         ours = [pair for pair in pairs if pair.how == kind]
-        kinds[kind] = (len(ours), len(made.learnable(ours, documents)))
+        usable = made.learnable(ours, documents)
+        kinds[kind] = (len(ours), len(usable))
         if how in ("", kind):
-            step = max(1, len(ours) // max(1, examples))
-            shown += [_example(pair) for pair in ours[::step][:examples]]
+            step = max(1, len(usable) // max(1, examples))
+            shown += [_example(pair) for pair in usable[::step][:examples]]
     return MadeOverview(kinds, tuple(shown), supplied, training)
 
 
@@ -196,8 +197,12 @@ def drop_pairs(made_path: Path, how: str = "") -> None:
         made_path.unlink(missing_ok=True)
 
 
-def forget_documents(made_path: Path, replies_path: Path, ids: Sequence[str]) -> None:
+def forget_documents(
+    library_path: Path, made_path: Path, replies_path: Path, ids: Sequence[str]
+) -> None:
     """Forget what was made of these documents; raises PairError, and all stays then.
+
+    And of any that are not here: an earlier daemon let records leave their files without it.
 
     What a language model has written, and not been asked for yet, goes as a whole: it does
     not say of which passage it is.
@@ -206,7 +211,9 @@ def forget_documents(made_path: Path, replies_path: Path, ids: Sequence[str]) ->
 
     gone = set(ids)
     pairs = made.read(made_path)
-    left = made.learnable(pairs, {name for pair in pairs for name in pair.documents} - gone)
+    named = {name for pair in pairs for name in pair.documents}
+    with Library.open(library_path, read_only=True) as library:
+        left = made.learnable(pairs, library.known(sorted(named)) - gone)
     if left != pairs:
         made.write(made_path, left)
     replies_path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,11 +108,15 @@ class FilesRead:
 
 @dataclass(frozen=True)
 class FilesGone:
-    """Files of one collection that are no longer there; ``documents``: what goes with them."""
+    """Files of one collection that are no longer there; ``documents``: what goes with them.
+
+    ``shrunk``: last parts of files that are there still, from which these came before.
+    """
 
     collection: str
     names: tuple[str, ...]
     documents: tuple[str, ...]
+    shrunk: tuple[FilePart, ...] = ()
 
 
 class FileNotes:
@@ -170,11 +174,12 @@ class FileNotes:
 
     # ---- writing ---------------------------------------------------------------
 
-    def put(self, collection: str, part: FilePart) -> list[str]:
-        """Note a part of a file; the documents that came from it before, and do so no longer.
+    def put(self, collection: str, part: FilePart) -> bool:
+        """Note a part of a file; whether documents came from it before, and do so no longer.
 
-        Of a file that nothing could be read of, its documents stay as they were; so does what
-        it had before, where it is to be read again.
+        It is unfinished then, until `finish`: a kill has it read again. Of a file that nothing
+        could be read of, its documents stay as they were; so does what it had before, where it
+        is to be read again.
         """
         key = (collection, os.fsencode(part.name))
         if part.first:
@@ -185,19 +190,58 @@ class FileNotes:
             [(*key, document.id) for document in part.documents],
         )
         if part.note is None:
-            return []
-        self._note(key, self._with_namesake(key, part.note))
+            return False
         rows = self._db.execute(
-            "SELECT document_id, current FROM file_document WHERE collection = ? AND path = ?", key
-        ).fetchall()
-        nothing_read = part.note.refused and not any(current for _, current in rows)
-        if nothing_read or part.note.stamp == UNFINISHED:
-            self._mark(key, 1)
-            return []
-        self._db.execute(
-            "DELETE FROM file_document WHERE collection = ? AND path = ? AND current = 0", key
+            "SELECT current FROM file_document WHERE collection = ? AND path = ?", key
         )
-        return [one for one, current in rows if not current]
+        current = [is_current for (is_current,) in rows]
+        nothing_read = part.note.refused and not any(current)
+        lost = not (all(current) or nothing_read or part.note.stamp == UNFINISHED)
+        if not lost:
+            self._mark(key, 1)
+        self._note(key, FileNote(UNFINISHED, b"") if lost else self._with_namesake(key, part.note))
+        return lost
+
+    def left(self, collection: str, lost: Sequence[FilePart]) -> FilesGone:
+        """What comes from no file any more, of files that have ``lost`` some by `put`.
+
+        Another file may have become the owner of it meanwhile. Of whichever all is in others,
+        that is finished.
+        """
+        keys = {(collection, os.fsencode(part.name)): part for part in lost}
+        gone: dict[str, None] = {}
+        shrunk = list[FilePart]()
+        for key, part in keys.items():
+            rows = self._db.execute(
+                "SELECT document_id FROM file_document f WHERE collection = ? AND path = ?"
+                " AND current = 0",
+                key,
+            ).fetchall()
+            alone = [one for (one,) in rows if not self._is_elsewhere(one, keys)]
+            gone |= dict.fromkeys(alone)
+            last = replace(part, documents=(), pairs=(), first=False, waiting=())
+            if alone:
+                shrunk.append(last)
+            else:
+                self.finish(collection, [last])
+        return FilesGone(collection, (), tuple(gone), tuple(shrunk))
+
+    def _is_elsewhere(self, document_id: str, lost: Collection[tuple[str, bytes]]) -> bool:
+        rows = self._db.execute(
+            "SELECT collection, path, current FROM file_document WHERE document_id = ?",
+            (document_id,),
+        )
+        return any(current or (name, path) not in lost for name, path, current in rows)
+
+    def finish(self, collection: str, parts: Sequence[FilePart]) -> None:
+        """Note files as they were read: what they had before and have no more, they never had."""
+        for part in parts:
+            key = (collection, os.fsencode(part.name))
+            self._db.execute(
+                "DELETE FROM file_document WHERE collection = ? AND path = ? AND current = 0", key
+            )
+            if part.note is not None:
+                self._note(key, self._with_namesake(key, part.note))
 
     def _with_namesake(self, key: tuple[str, bytes], note: FileNote) -> FileNote:
         """Says of a record whose id another file has, too, that one of them stands."""
@@ -238,8 +282,13 @@ class FileNotes:
             [(_SETTLED.size, UNFINISHED.size, one) for one in document_ids],
         )
 
-    def forget(self, collection: str, names: Sequence[str]) -> None:
-        """Drop the notes of these files; what they had in the place of others is read again."""
+    def forget(self, gone: FilesGone) -> None:
+        """Drop the notes of these files; what they had in the place of others is read again.
+
+        Those that have shrunk are finished.
+        """
+        collection, names = gone.collection, gone.names
+        self.finish(collection, gone.shrunk)
         for name in names:
             for _, *other in self._db.execute(
                 _NAMESAKES, (collection, os.fsencode(name))

@@ -52,7 +52,7 @@ from daemon.library.contents import (
     raw_rows,
 )
 from daemon.library.erasure import Erasure
-from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
+from daemon.library.file_notes import FileNotes, FilePart, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair, Waiting
@@ -194,17 +194,18 @@ class Library:
         )
         return "new" if row is None else "changed"
 
-    def put_files(self, read: FilesRead, *, splitter: Splitter) -> IngestCounts:
+    def put_files(self, read: FilesRead, splitter: Splitter) -> tuple[IngestCounts, FilesGone]:
         """Store what was read of a watched folder's files, and its notes, in one transaction.
 
         What a file was before, it replaces; whatever else had its documents' ids, too: the
         collection's name is the folder's. A record, whose id is its own, replaces no file.
+        With what came of it what `delete_documents` has still to take out: till then it is here.
         """
         tally = Counter[str]()
         elsewhere: dict[str, str] = {}
         with self._transaction():
             dropped: set[bytes] = set()
-            left: list[str] = []
+            lost: list[FilePart] = []
             for part in read.parts:
                 file = (read.collection, os.fsencode(part.name))
                 if part.first:
@@ -217,15 +218,15 @@ class Library:
                         refused[one.id] = str(error)
                 for pair in part.pairs:
                     self._pairs.put(pair)
-                left += self.notes.put(read.collection, part.without(refused))
+                if self.notes.put(read.collection, stored := part.without(refused)):
+                    lost.append(stored)
                 elsewhere |= refused
                 self._waiting.put(part.waiting, file)
             self._drop_features(dropped)
-            # Of what a file was before, another may have become the owner meanwhile.
-            self._delete(one for one in left if not self.notes.owners(one))
+            left = self.notes.left(read.collection, lost)
             passing("files:write")
         passing("files:written")
-        return IngestCounts.of(tally, elsewhere)
+        return IngestCounts.of(tally, elsewhere), left
 
     def forget_other_folders(self, watched: Sequence[str]) -> None:
         """Drop the notes of folders that are watched no longer; what was read there stays."""
@@ -235,8 +236,8 @@ class Library:
     def delete_documents(self, ids: Iterable[str], gone: FilesGone | None = None) -> RemovedCounts:
         """Remove documents, and what hangs on them: passages, features, pairs of theirs alone.
 
-        In one transaction, with the notes of the files that are ``gone``. With `erasure.clear`
-        behind it, no file holds their texts.
+        In one transaction, with the notes of the files that are ``gone``, or have shrunk. With
+        `erasure.clear` behind it, no file holds their texts.
         """
         ids = list(ids)
         with self._transaction():
@@ -244,13 +245,12 @@ class Library:
                 self.notes.settle(ids)
             removed = self._delete(ids)
             if gone is not None:
-                self.notes.forget(gone.collection, gone.names)
+                self.notes.forget(gone)
             passing("files:write")
         passing("files:written")
         return removed
 
-    def _delete(self, ids: Iterable[str]) -> RemovedCounts:
-        ids = list(ids)
+    def _delete(self, ids: Sequence[str]) -> RemovedCounts:
         waiting = self._waiting.drop_of(ids)
         removed = sorted(self.known(ids))
         if not removed:

@@ -179,8 +179,8 @@ class Collection:
             *(self._settings.passage_tokens, replace, waiting),
         )
 
-    async def put_files(self, read: FilesRead) -> IngestCounts:
-        """Store what was read of a watched folder's files. `refresh` makes it findable."""
+    async def put_files(self, read: FilesRead) -> tuple[IngestCounts, FilesGone]:
+        """As `Library.put_files`, which says what is to be removed; `refresh` makes it findable."""
         return await self._learning.run(
             learning_jobs.put_files,
             self._spec,

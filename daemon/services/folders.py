@@ -212,23 +212,31 @@ class _Look:
     async def _store(self, item: FilesRead) -> None:
         if any(part.documents or part.pairs or part.original for part in item.parts):
             await self._begin()
-        counts = await self._collection.put_files(item)
+        counts, left = await self._collection.put_files(item)
         self._done.files += sum(part.note is not None for part in item.parts)
         self._done.originals += counts.originals
         self._done.documents_new += counts.new
         self._done.documents_changed += counts.changed
         self._done.documents_unchanged += counts.unchanged
+        if left.documents:
+            await self._remove(left)
 
     async def _drop(self, item: FilesGone) -> None:
         if self._keep or not item.documents:
             await self._collection.remove((), item)
-        elif self._pairs.busy:
-            self.waits = "what is gone is removed when no pairs are being made any more"
         else:
-            await self._begin()
-            removed = await self._pairs.remove(item.documents, item)
-            self._done.files += len(item.names)
-            self._done.documents_removed += removed.documents
+            await self._remove(item)
+
+    async def _remove(self, item: FilesGone) -> None:
+        """What files have no more goes as what a person removes, or is found again by a look."""
+        if self._pairs.busy:
+            self.waits = "what is gone is removed when no pairs are being made any more"
+            return
+        await self._begin()
+        removed = await self._pairs.remove(item.documents, item)
+        self._done.files += len(item.names)
+        self._done.originals += sum(part.original is not None for part in item.shrunk)
+        self._done.documents_removed += removed.documents
 
     async def _begin(self) -> None:
         """On record before anything is changed; raises AuditError."""

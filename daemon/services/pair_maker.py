@@ -174,15 +174,17 @@ class PairMaker:
     ) -> RemovedCounts:
         """Remove documents, and forget what was made of them, before anything is made again.
 
-        ``gone``: with the notes of these files. Raises LearningError while pairs are being
-        made, and nothing has happened then; ProposalRefused where all is gone but what people
-        said of them.
+        All ways out lead through here: a person's command, a file that is gone or has lost some
+        of what was in it, a file that is brought in the place of another. ``gone``: with the
+        notes of these files. Raises LearningError while pairs are being made, and nothing has
+        happened then; ProposalRefused where all is gone but what people said of them.
         """
         if self.busy:
             raise LearningError("pairs are being made: wait until that has ended, or end it")
         async with self._one_at_a_time:
             await self._answering.run(
-                pairs.forget_documents, self._path, self._replies, list(documents)
+                pairs.forget_documents,
+                *(self._collection.library_path, self._path, self._replies, list(documents)),
             )
             # Before it, for whoever is killed in between, and behind it, for what was said
             # meanwhile. A store of proposals that is damaged keeps no document here.

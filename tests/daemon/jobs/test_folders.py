@@ -45,7 +45,10 @@ A_STAMP = Stamp(1, 1, 1)
 
 
 class Site:
-    """A watched folder and the library that it becomes; the daemon's part done in place."""
+    """A watched folder and the library that it becomes.
+
+    What the daemon does between the two is for tests/daemon/services/test_folders.py.
+    """
 
     def __init__(self, root: Path) -> None:
         self.folder = Folder("contracts", root / "folder")
@@ -59,7 +62,8 @@ class Site:
         self.given.append(item)
         with Library.open(self.library) as library:
             if isinstance(item, FilesRead):
-                library.put_files(item, splitter=SPLITTER)
+                _, left = library.put_files(item, SPLITTER)
+                library.delete_documents(left.documents, left)
             else:
                 library.delete_documents(item.documents, item)
 
@@ -338,20 +342,6 @@ def test_a_file_that_a_disk_hardly_gives_waits_for_another_try(
     monkeypatch.undo()
     site.look(later=LATER + 11 * MINUTE)
     assert site.texts() == {"contracts/rope.txt": "Hemp rope."}
-
-
-def test_a_letter_that_loses_its_attachment_loses_that_document(site: Site) -> None:
-    letter = EmailMessage()
-    letter["Subject"] = "The lamp"
-    letter.set_content("The lamp burns oil.")
-    bare = letter.as_bytes()
-    letter.add_attachment("It is trimmed daily.", filename="trim.txt")
-    site.write("letter.eml", letter.as_bytes())
-    site.look()
-    assert set(site.texts()) == {"contracts/letter.eml", "contracts/letter.eml/trim.txt"}
-    site.write("letter.eml", bare)
-    site.look()
-    assert set(site.texts()) == {"contracts/letter.eml"}
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def waiting(library: Library) -> dict[str, str]:
 
 
 def looked(library: Library, *parts: FilePart) -> None:
-    library.put_files(FilesRead("contracts", parts), splitter=SPLITTER)
+    library.put_files(FilesRead("contracts", parts), SPLITTER)
 
 
 def test_what_waits_is_listed_by_id_also_without_a_document(library: Library) -> None:
