@@ -1,8 +1,10 @@
 """Files that people bring with a token: taken, read in a box, and stored as an ingest stores them.
 
 Until it is read a file lies where those arrive that are to be kept, under a name that the next
-start removes (`Arriving`). What is read of it is stored in one transaction. So a kill leaves
-neither half a document nor a file that nobody has; whoever brought it brings it again.
+start removes (`Arriving`). What is read of it is stored in one transaction, so no kill leaves
+half a document. Behind it goes what came with the one before and does not with this one, and then
+the file itself is kept: where one of these fails, or a kill comes in between, the file is stored
+all the same, and brought again it is done. A failure is told to who brought it and in fedd's log.
 """
 
 from __future__ import annotations
@@ -286,15 +288,15 @@ class Uploads:
                 one.state = "reading"
                 found = await self._read(one, path)
                 one.cause = found.problems
-                staged = Staged(one.document_id, path, original)
-                one.state = await self._stored(one, staged, found)
+                await self._store(one, Staged(one.document_id, path, original), found)
         except (NotTakenError, NotAllowed) as refusal:
             one.state, one.cause = "refused", str(refusal)[:_CAUSE]
         except FAILURES as error:
             log.warning("a file that was brought is not stored", cause=str(error))
             one.state, one.cause = "refused", without_paths(str(error))[:_CAUSE]
         except asyncio.CancelledError:
-            one.state, one.cause = "refused", "fedd was stopped: bring it again"
+            if one.state != "stored":
+                one.state, one.cause = "refused", "fedd was stopped: bring it again"
             raise
         if one.state == "stored":
             await self._found(one)
@@ -311,18 +313,21 @@ class Uploads:
             raise NotTakenError(found.problems or "there is nothing to read in it")
         return found
 
-    async def _stored(self, one: _Brought, staged: Staged, found: _ReadFile) -> State:
-        """All of it, or nothing. Raises NotTakenError, NotAllowed and `FAILURES`."""
+    async def _store(self, one: _Brought, staged: Staged, found: _ReadFile) -> None:
+        """All that was read of it, or nothing, and then what hangs on it, as far as it goes.
+
+        Raises NotTakenError, NotAllowed and `FAILURES`, and nothing is stored then.
+        """
         collection, services = self._collection, self._around.services
         async with collection.changes.turn():
             _check_may(one.bearer, one.document_id)  # by now
             here = await collection.read(lambda library: _here(library, one, found))
             if here and not one.replace:
                 if await self._is_same(found.documents, here):
-                    kept = await services.originals.of(one.document_id)
-                    if services.originals.keeping and kept is None:  # a kill came before it
-                        await services.originals.keep(staged)
-                    return "unchanged"
+                    one.state = "unchanged"
+                    if await services.originals.of(one.document_id) is None:  # a kill came before
+                        await self._keep(one, staged)
+                    return
                 cause = f"there is another document {one.document_id!r}"
                 raise NotTakenError(f"{cause}: choose another name, or say that this replaces it")
             if any(not source.startswith(_BROUGHT) for source in here.values()):
@@ -333,11 +338,18 @@ class Uploads:
             if gone and services.pairs.busy:
                 raise NotTakenError("pairs are being made: bring it again when that has ended")
             await collection.ingest(found.documents, [], replace=True, waiting=found.waiting)
-            if gone:
-                await services.pairs.remove(gone)
-            if services.originals.keeping:
-                await services.originals.keep(staged)
-            return "stored"
+            one.state = "stored"
+            if gone:  # pairs may be being made by now: the ingest has waited for the worker
+                with _told(one, "what came with the one before is not removed as a whole"):
+                    await services.pairs.remove(gone)
+            await self._keep(one, staged)
+
+    async def _keep(self, one: _Brought, staged: Staged) -> None:
+        """The file itself, where those are kept."""
+        originals = self._around.services.originals
+        if originals.keeping:
+            with _told(one, "the file itself is not kept"):
+                await originals.keep(staged)
 
     async def _is_same(self, documents: Sequence[Document], here: dict[str, str]) -> bool:
         """Whether just this is here, as it was read now."""
@@ -355,6 +367,17 @@ class Uploads:
         with suppress(NotIndexedYet):  # `fedctl status` says why
             await self._collection.until_settled()
             one.state = "searchable"
+
+
+@contextmanager
+def _told(one: _Brought, cause: str) -> Iterator[None]:
+    """What fails in the block is told of a file that is here in spite of it."""
+    try:
+        yield
+    except FAILURES as error:
+        log.warning("of a file that was brought not all is done", cause=f"{cause}: {error}")
+        told = f"it is stored, but {cause}: {without_paths(str(error))}; then bring it again"
+        one.cause = "; ".join(filter(None, [told, one.cause]))[:_CAUSE]
 
 
 def _here(library: Library, one: _Brought, found: _ReadFile) -> dict[str, str]:

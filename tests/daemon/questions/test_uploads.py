@@ -5,7 +5,9 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,3 +151,29 @@ async def test_nothing_is_taken_out_while_pairs_are_made_of_it(
         assert more.state != "refused", "nothing goes for it"
     assert (await brought(site, token, letter("lantern.txt"))).state != "refused"
     assert len(await here(site)) == 2
+
+
+@pytest.mark.slow
+async def test_what_is_stored_is_told_so_where_pairs_are_made_by_then(
+    site: Site, pairs: PairMaker
+) -> None:
+    """The ingest has waited for the worker, and meanwhile somebody began to make pairs."""
+    token, _ = await site.tokens.create("bosun", ["upload"], 1, ["open"])
+    await brought(site, token, letter("whistle.txt", "lantern.txt"))
+    await site.collection.until_settled()
+    async with asyncio.timeout(120), AsyncExitStack() as until:
+        async with site.held_up():
+            coming = asyncio.create_task(brought(site, token, letter("lantern.txt", "oar.txt")))
+            await site.queued(1)
+            await until.enter_async_context(pairs._one_at_a_time)
+        one = await coming
+        assert one.state in ("stored", "searchable")
+        assert "it is stored, but what came with the one before is not removed" in one.cause
+        assert "pairs are being made" in one.cause
+        await site.collection.until_settled()
+        counts = await site.collection.counts()
+        assert site.collection.opened.passages == counts.passages, "questions find it"
+        assert len(await here(site)) == 4
+    again = await brought(site, token, letter("lantern.txt", "oar.txt"))
+    assert (again.state in ("stored", "searchable"), again.cause) == (True, "")
+    assert len(await here(site)) == 3
