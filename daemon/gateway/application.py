@@ -126,7 +126,7 @@ class Gateway:
             usage = asked.stream_options is not None and asked.stream_options.include_usage
             return EventStream(self._events(said, token, usage=usage))
         async with self._admitted(token):
-            reply = await while_there(request.receive, self._reply(said, token))
+            reply = await self._reply(said, token)
         return JSONResponse(openai_api.Completion(question_of(said), self._url).whole(reply))
 
     async def _reply(self, said: Sequence[str], token: str) -> AskReply:
@@ -160,7 +160,7 @@ class Gateway:
         body = await body_of(request)
         asked = openai_api.parsed(openai_api.EmbeddingsRequest, body, openai_api.EMBEDDING)
         async with self._admitted(token):
-            reply = await while_there(request.receive, self._fedd.embed(asked.texts(), token))
+            reply = await self._fedd.embed(asked.texts(), token)
         return JSONResponse(openai_api.embeddings(asked, reply))
 
     async def search(self, request: Request) -> Response:
@@ -168,8 +168,8 @@ class Gateway:
         token = token_of(request)
         asked = site_api.parsed(site_api.Search, await body_of(request))
         async with self._admitted(token):
-            wanted = self._fedd.search(control.SearchRequest(**asked.model_dump()), token)
-            reply = await while_there(request.receive, wanted)
+            wanted = control.SearchRequest(**asked.model_dump())
+            reply = await self._fedd.search(wanted, token)
         return JSONResponse(site_api.found_in(reply).model_dump(mode="json"))
 
     async def feedback(self, request: Request) -> Response:
@@ -208,7 +208,7 @@ class Gateway:
         except Refusal as refusal:
             return rpc_answer_to(refusal)
         asker = api.Asker(self._fedd, token, scopes, partial(self._in_turn, token))
-        answer: Response = await while_there(request.receive, api.answered(request, body, asker))
+        answer: Response = await api.answered(request, body, asker)
         return answer
 
     @asynccontextmanager
@@ -422,7 +422,11 @@ async def _read_to_its_end(body: AsyncIterator[bytes]) -> None:
 
 
 class Guarded:
-    """An application whose answers carry what browsers need to know, and wait for nobody long."""
+    """An application whose answers carry what browsers need to know, and wait for nobody long.
+
+    Whoever hangs up ends what is done for them, whatever they have asked for: their turn, and all
+    that fedd does.
+    """
 
     def __init__(self, inner: ASGIApp) -> None:
         self._inner = inner
@@ -445,7 +449,7 @@ class Guarded:
                 await send(message)
 
         try:
-            await inner(scope, receive, sent)
+            await while_there(scope, receive, lambda received: inner(scope, received, sent))
         except (ClientDisconnect, TimeoutError):
             log.debug("somebody hung up, or took no answer")
         except Exception as error:

@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from daemon.gateway.conversation import cited_at
-from daemon.gateway.event_stream import EventStream, event, while_there
+from daemon.gateway.event_stream import EventStream, event
 from daemon.gateway.fedd import Fedd, Sent
 from daemon.gateway.pages import federation, session, views
 from daemon.gateway.pages.forms import FormError, SearchForm, read_form, search_form
@@ -180,8 +180,7 @@ class Pages:
         """An answer with its citations; what was asked stays in its field."""
         person, question = await self._asked(request)
         with self._turn(person.credential):
-            work = self._fedd.ask(question, person.credential)
-            reply = await while_there(request.receive, work)
+            reply = await self._fedd.ask(question, person.credential)
         return self._ask_page(person, question, reply)
 
     async def stream(self, request: Request) -> Response:
@@ -215,8 +214,7 @@ class Pages:
         person = await self._person(request)
         try:
             with self._turn(person.credential):
-                work = self._fedd.search(asked.request(), person.credential)
-                reply = await while_there(request.receive, work)
+                reply = await self._fedd.search(asked.request(), person.credential)
         except Refusal as refusal:
             if refusal.status_code in (401, 403):
                 raise

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from daemon.gateway.refusals import Refusal, error_of
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 _REFUSED_WITHIN_S: Final = 2.0  # what is refused later is refused within the stream
 _SILENT_S: Final = 10.0  # proxies and clients hang up on who says nothing for a minute or so
@@ -30,29 +29,46 @@ def event(data: dict[str, Any] | str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of ``work``, for who has sent all there is of a request.
+async def while_there(
+    scope: Scope, receive: Receive, work: Callable[[Receive], Awaitable[None]]
+) -> None:
+    """All that is done for a request; ``work`` reads it by what it is given.
 
-    It is cancelled, and ClientDisconnect raised, when they hang up.
+    It is cancelled, and ClientDisconnect raised, when they hang up. That comes behind the body,
+    of which a message is read ahead: who sends a long one is heard to hang up when it is read.
     """
-    working = asyncio.create_task(work)
-    going = asyncio.create_task(_gone(receive))
+    expects = any(name == b"expect" for name, _ in scope["headers"])
+    # To ask for a body tells who expects that (100 Continue) to send it: that is for ``work``.
+    wanted = asyncio.Semaphore(0 if expects else 1)
+    came = asyncio.Queue[Message]()
+
+    async def going() -> None:
+        more = True
+        while more:
+            await wanted.acquire()
+            message = await receive()
+            came.put_nowait(message)
+            more = message.get("more_body", False)
+        while message["type"] != "http.disconnect":
+            message = await receive()
+
+    async def received() -> Message:
+        if came.empty():
+            wanted.release()
+        return await came.get()
+
+    working, watching = asyncio.ensure_future(work(received)), asyncio.create_task(going())
     try:
-        await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        working.result()
     finally:
-        for task in (working, going):
+        for task in (working, watching):
             task.cancel()
-        await asyncio.wait({working, going})
+        await asyncio.wait({working, watching})
         if not working.cancelled():
             working.exception()  # nobody is left to hear of it
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def openai_error(error: Exception) -> bytes:
@@ -80,11 +96,8 @@ class EventStream(Response):
         self._ended_by = ended_by
         self._begun = False
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send them; raises Refusal as long as nothing is sent."""
-        await while_there(receive, self._send_all(send))
-
-    async def _send_all(self, send: Send) -> None:
         try:
             await self._send_events(send)
         except (TimeoutError, OSError):  # of sending: nobody reads

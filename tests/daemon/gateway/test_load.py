@@ -1,6 +1,8 @@
-"""Many people ask at once while rounds train: no answer is lost, and who is refused is told when.
+"""Many at once: no answer is lost, who is refused is told when, and who only asks is answered.
 
-It measures nothing: how long answers take depends on what else the machine does.
+Beside rounds that train, and beside slow, broken and hostile clients over TLS. It measures
+nothing: how long answers take depends on what else the machine does, and
+`python -m tests.benchmarks.answers.load` says it beside a thousand of such clients.
 """
 
 from __future__ import annotations
@@ -8,13 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
+import pytest_asyncio
 
-from tests.daemon.gateway.gates import gateway, listening
+from tests.benchmarks.answers.bad_clients import KINDS, Target, honest, misbehaving
+from tests.daemon.gateway.gates import Gate, gateway, listening
 from tests.daemon.gateway.test_gateway import WINCH, asking, client
+from tests.daemon.gateway.test_starts import self_signed
 from tests.support.federation import LiveFederation
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(600)]
@@ -50,3 +58,49 @@ async def test_who_asks_while_rounds_train_is_answered_or_told_when(tmp_path: Pa
             assert training.result()[-1].finished
             assert (await live.sites["elm"].status()).head_round == 2
     assert statuses[200] > PEOPLE
+
+
+# ---- beside those who mean ill -----------------------------------------------------
+
+MANY = 4 * len(KINDS)
+QUESTIONS = 4
+
+
+@pytest_asyncio.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[Gate]:
+    """A gateway with a certificate, and the settings as they come."""
+    self_signed(tmp_path)
+    files = {f"tls_{name}": str(tmp_path / f"gateway.{end}") for name, end in _FILES.items()}
+    async with LiveFederation.start(
+        tmp_path, ["elm"], without=["fir", "oak"], tables=listening(**files)
+    ) as live:
+        await live.ingest_all()
+        async with gateway(live.sites["elm"]) as gate:
+            yield gate
+
+
+_FILES = {"certificate": "crt", "key": "key"}
+
+
+async def test_bad_clients_keep_no_honest_one_from_its_answer(
+    secured: Gate, tmp_path: Path
+) -> None:
+    """Some of them have a token, too, and more of them ask at once than may."""
+    gate = secured
+    target = Target(gate.host, gate.port, tmp_path / "gateway.crt", await gate.token("ask"))
+    mine = replace(target, token=await gate.token("ask"))
+    process = psutil.Process(gate.process.pid)
+    alone = await honest(mine, QUESTIONS)
+    assert (len(alone.seconds), alone.unanswered) == (QUESTIONS, [])
+    before = process.memory_info().rss
+    async with misbehaving(target, MANY) as seen:
+        beside = await honest(mine, QUESTIONS)
+    assert (len(beside.seconds), beside.unanswered) == (QUESTIONS, [])
+    assert set(seen.attempts) == set(KINDS)
+    wrong = {told for told in seen.statuses if told.split()[1] in ("500", "502", "503", "504")}
+    assert not wrong
+    assert seen.statuses["flood 401"], "they were here"
+    assert not {told for told in seen.statuses if told.startswith("flood ")} - {"flood 401"}
+    assert process.memory_info().rss - before < 300 << 20
+    assert (await honest(mine, 1)).unanswered == []
+    assert "failed" not in gate.log
