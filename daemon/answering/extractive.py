@@ -1,8 +1,9 @@
 """The extractive generator: an answer made of the best sentences that were found.
 
 Answer-sentence selection. It invents nothing and needs no language model: each
-sentence stands in a document as it stands in the answer. The retriever that
-found the passages also says which of their sentences are nearest the question.
+sentence stands in a document as it stands in the answer, a row of a table with its
+columns' names. The retriever that found the passages also says which of their sentences are
+nearest the question.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from daemon.answering.generator import (
 )
 from daemon.answering.options import AS_USUAL
 from daemon.answering.prompts.prompts import estimated_tokens, prompt
+from daemon.answering.statements.rows import told_row
 from daemon.library.contents import Passage
 from daemon.library.search import Ranked
 
@@ -62,6 +64,12 @@ class _Candidate:
     @property
     def text(self) -> str:
         return self.sentence.text
+
+    @property
+    def told(self) -> str:
+        """As an answer says it; it cites the text."""
+        passage = self.source.passage
+        return told_row(passage, self.position) if passage.kind == "table" else self.text
 
 
 class ExtractiveGenerator:
@@ -102,7 +110,7 @@ class ExtractiveGenerator:
             return GeneratedAnswer(NOT_ANSWERED, ())
         chosen = sorted(_choose(candidates, scores), key=lambda c: (c.rank, c.position))
         citations = tuple(cite(n, c.source, c.text) for n, c in enumerate(chosen, start=1))
-        text = " ".join(f"{citation.text} [{citation.number}]" for citation in citations)
+        text = " ".join(f"{c.told} [{n}]" for n, c in enumerate(chosen, start=1))
         return GeneratedAnswer(text, citations)
 
     def _scores(self, question: str, candidates: Sequence[_Candidate]) -> Float32:

@@ -32,7 +32,7 @@ _WORD_START = re.compile(r"(?<=\s)(?=\S)")
 _NEAR = 1000  # characters from the middle, in which a word is looked for
 _LONGEST_TOKEN = 32  # characters; words that are longer are many tokens, or one that says nothing
 _LINE = re.compile(r"[^\n]+")
-_CONTEXT = 200  # characters of a heading, or of a row of a table's header, at most
+LONGEST_CONTEXT = 200  # characters of a heading, or of a row of a table's header, at most
 _TITLED = 3  # rows of a table that may be its title, above the first with several cells
 _LEVELS = 6  # headings that stand one below the other, at most, as in HTML
 
@@ -113,7 +113,7 @@ class SentenceSplitter:
             return
         rows = [match.span() for match in _LINE.finditer(table)]
         lines = [table[begin:end] for begin, end in rows[: _TITLED + 1]]
-        header = "\n".join(row[:_CONTEXT] for row in header_of(lines) or lines[:1])
+        header = "\n".join(row[:LONGEST_CONTEXT] for row in header_of(lines) or lines[:1])
         under = "\n".join(filter(None, (context, header)))
         room = self._beside(header, budget)
 
@@ -166,7 +166,7 @@ def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
             if before is None or before.kind != "heading":
                 above = []
             # No more than have levels: each passage below keeps them all.
-            above = [*above, document.text[span.begin : span.end][:_CONTEXT]][-_LEVELS:]
+            above = [*above, document.text[span.begin : span.end][:LONGEST_CONTEXT]][-_LEVELS:]
             page = span.page
         elif span.kind == "text":
             run.append(span)

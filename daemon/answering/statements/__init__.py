@@ -1,1 +1,1 @@
-"""What a language model wrote, taken apart: plain text, quantities, what supports a statement."""
+"""What answers state: what a model wrote, made plain, what supports it; rows of tables told."""

@@ -34,7 +34,7 @@ from proto.notes import notes_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from proto.control_pb2 import AskReply, FoundPassage, SearchReply, SearchRequest
+    from proto.control_pb2 import AskReply, Citation, FoundPassage, SearchReply, SearchRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer()
@@ -335,9 +335,7 @@ def show_answer(console: Console, reply: AskReply) -> None:
         title = citation.title or citation.document_id
         page = f", page {citation.page}" if citation.page else ""
         where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
-        header = citation.context.rpartition("\n")[2]
-        of_a_table = citation.kind == "table" and "\t" in header
-        said = f"{header.strip()}: {citation.text}" if of_a_table else citation.text
+        said = _with_header(citation, answer)
         doubt = " (does not support all that cites it)" if citation.unsupported else ""
         line = f"[{citation.number}] {where}{doubt}: {said}"
         console.print(plain_text(line), soft_wrap=True)
@@ -347,6 +345,17 @@ def show_answer(console: Console, reply: AskReply) -> None:
     for note in notes_of(reply):
         console.print(plain_text(f"\n{in_line(note)}"), style="dim", soft_wrap=True)
     _show_retrieved(console, reply)
+
+
+def _with_header(citation: Citation, answer: str) -> str:
+    """What is cited; a row of a table behind its header, unless the answer says its columns."""
+    header = citation.context.rpartition("\n")[2]
+    if citation.kind != "table" or "\t" not in header:
+        return citation.text
+    columns = list(zip(header.split("\t"), citation.text.split("\t"), strict=False))[1:]
+    if all(name.strip() in answer for name, cell in columns if cell):
+        return citation.text
+    return f"{header.strip()}: {citation.text}"
 
 
 def _show_nearest(console: Console, reply: AskReply) -> None:

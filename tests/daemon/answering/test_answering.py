@@ -72,7 +72,8 @@ def test_a_row_of_a_table_answers_and_not_the_header_above_it() -> None:
     assert [one.text for one in rows] == ["Wing\tBeds", "East\t30", "West\t28"]
     assert rows[2].embedding_text == "Wards\nBeds in use\nWing\tBeds\nWest\t28"
     given = answer("beds, west wing, west", [Ranked(WARDS, 1.0)])
-    assert given.text == "West\t28 [1]", "its cells apart"
+    assert given.text == "(Beds in use; Wing: Beds) West: 28 [1]"
+    assert given.citations[0].text == "West\t28", "it cites the row as it stands in the document"
 
 
 def test_every_row_of_a_table_may_answer() -> None:
@@ -88,7 +89,7 @@ def test_what_only_names_or_announces_something_is_no_answer() -> None:
     assert given.text == "How hemp is tarred. [1]"
     table = replace(WARDS, text="Wing\tBeds\nBeds of all wings\t\nWest\t28")
     given = answer("beds of all wings, west", [Ranked(table, 1.0)])
-    assert given.text == "West\t28 [1]", "the other row has no number"
+    assert [one.text for one in given.citations] == ["West\t28"], "the other row has no number"
     assert answer("Hemp?", ranked("Hemp")).text == "Hemp [1]", "where there is nothing else"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+
+from daemon.fedctl.commands.library import show_answer
 from daemon.fedctl.terminal.output import in_line
-from proto.control_pb2 import AskReply
+from proto.control_pb2 import AskReply, Citation
 from proto.notes import notes_of
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
@@ -45,6 +48,29 @@ def test_how_an_answer_came_about_is_told_below_it(fedctl: Fedctl, daemon: Canne
     assert "\x1b" not in out, "what a model's server says does not paint the terminal"
     for note in notes:
         assert f"\n{in_line(note)}\n" in out
+
+
+def test_what_the_columns_of_a_row_are_is_told_once() -> None:
+    cited = Citation(
+        number=1,
+        title="Wards",
+        passage_id="p",
+        kind="table",
+        context="Staffing\nWard\tBeds\tNight staff\tPhone",
+        text="Larch\t31\t5",
+    )
+    extracted = AskReply(answer="Larch: Beds 31; Night staff 5 [1]", citations=[cited])
+    written = AskReply(answer="Larch has 31 beds. [1]", citations=[cited])
+    assert "[1] Wards (p): Larch | 31 | 5\n" in _shown(extracted)
+    line = "[1] Wards (p): Ward | Beds | Night staff | Phone: Larch | 31 | 5\n"
+    assert line in _shown(written), "else nobody knows what 5 is"
+
+
+def _shown(reply: AskReply) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        show_answer(console, reply)
+    return captured.get()
 
 
 def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
