@@ -38,7 +38,9 @@ Kind = Literal["cloze", "titles", "keywords", "written"]
 # Pairs are counted behind a question that is being answered, or a whole evaluation.
 COUNTED_WITHIN_S = 600.0
 _AT_ONCE = 100  # proposals, as bounds have it
-_NOTHING_WAITS = "Nothing waits: all that people said of passages is decided, or nobody has said anything."
+_NOTHING_WAITS = (
+    "Nothing waits: all that people said of passages is decided, or nobody has said anything."
+)
 _TEXT_SHOWN = 160
 _NONE = {
     "cloze": "It needs passages of two sentences or more.",
