@@ -3,7 +3,7 @@
 fedd answers one question after the other. Those that wait come by turns: one of each token's,
 whichever came first of it, so that who asks a hundred at once keeps nobody else waiting for a
 hundred. Who comes when as many wait as may is told to come again when half of them should be
-answered, as long as answers have taken lately.
+answered, as long as answers have taken lately. Files that people bring are read in such turns, too.
 """
 
 from __future__ import annotations
@@ -37,41 +37,22 @@ class TooManyError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Turns:
-    """Whose question is answered next; ``clock``: seconds, of any origin."""
+class InTurn:
+    """So many at once; those that wait come by turns, one of each asker's."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._clock = most, clock
-        self._under_way = 0
-        self._free = _AT_ONCE
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
         # By who asks, in the order of their turns: who was last served is last.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._usual_s = _FIRST_S
-        self._last_ended = -math.inf
 
     @asynccontextmanager
-    async def one(self, asker: str) -> AsyncIterator[None]:
-        """The block is run when its turn has come; TooManyError. ``asker``: by name."""
-        if self._under_way >= self._most:
-            metrics.count("hanse_questions_refused")
-            wait_s = self._usual_s * self._most / 2
-            raise TooManyError(self._most, min(max(1.0, wait_s), _LONGEST_S))
-        begun = self._clock()
-        self._under_way += 1
-        metrics.count("hanse_questions_waiting")
+    async def due(self, asker: str) -> AsyncIterator[None]:
+        """The block is run when its turn has come. ``asker``: by name."""
+        await self._until_due(asker)
         try:
-            await self._until_due(asker)
-            try:
-                yield
-            finally:
-                self._pass_on()
-            self._took(begun)
-        except asyncio.CancelledError:
-            metrics.count("hanse_questions_given_up")
-            raise
+            yield
         finally:
-            self._under_way -= 1
-            metrics.count("hanse_questions_waiting", -1)
+            self._pass_on()
 
     async def _until_due(self, asker: str) -> None:
         if self._free:  # then nobody waits
@@ -109,6 +90,38 @@ class Turns:
                 due.set_result(None)
                 return
         self._free += 1
+
+
+class Turns:
+    """Whose question is answered next; ``clock``: seconds, of any origin."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._under_way = 0
+        self._answering = InTurn(_AT_ONCE)
+        self._usual_s = _FIRST_S
+        self._last_ended = -math.inf
+
+    @asynccontextmanager
+    async def one(self, asker: str) -> AsyncIterator[None]:
+        """The block is run when its turn has come; TooManyError. ``asker``: by name."""
+        if self._under_way >= self._most:
+            metrics.count("hanse_questions_refused")
+            wait_s = self._usual_s * self._most / 2
+            raise TooManyError(self._most, min(max(1.0, wait_s), _LONGEST_S))
+        begun = self._clock()
+        self._under_way += 1
+        metrics.count("hanse_questions_waiting")
+        try:
+            async with self._answering.due(asker):
+                yield
+            self._took(begun)
+        except asyncio.CancelledError:
+            metrics.count("hanse_questions_given_up")
+            raise
+        finally:
+            self._under_way -= 1
+            metrics.count("hanse_questions_waiting", -1)
 
     def _took(self, begun: float) -> None:
         """One was answered: in the time since it came, or since the one before it was done."""

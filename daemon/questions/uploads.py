@@ -44,6 +44,7 @@ from daemon.pairs.proposals import ProposalRefused
 from daemon.process.tasks import logged
 from daemon.process.workers import WorkerCrashed
 from daemon.questions.credentials import Bearer, NotAllowed, without_paths
+from daemon.questions.turns import InTurn
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit_format import AuditError
 from proto import bounds
@@ -54,7 +55,7 @@ log = structlog.get_logger()
 _ARRIVING: Final = "brought"
 _AT_ONCE: Final = 16  # files on their way
 _WAITING: Final = 64  # files that are on their way, or on the disk and not read yet
-_OF_A_SHARE: Final = 4  # of both together: so no token keeps others out
+_OF_A_SHARE: Final = 4  # of both together: so no token takes all places; reading is by turns
 _TOLD: Final = 50  # files of somebody whose fate is told
 _TOLD_TO: Final = 1000  # of those who bring any
 _LONGEST_NAME: Final = int(bounds.of("UploadedFile", "name").most)
@@ -141,7 +142,7 @@ class Uploads:
         self._told: dict[str, deque[_Brought]] = {}  # by actor, who brought last is last
         self._under_way = Counter[str]()  # of each share
         self._arriving = 0
-        self._reads = asyncio.Lock()
+        self._reads = InTurn(1)
         self._work = set[asyncio.Task[None]]()
 
     def told(self, bearer: Bearer) -> questions.UploadsReply:
@@ -282,9 +283,9 @@ class Uploads:
     async def _become(
         self, one: _Brought, path: Path, original: OriginalFile, until: AsyncExitStack
     ) -> None:
-        """Read it, one after the other, and store it; ``one`` says what came of it."""
+        """Read it when its turn has come, and store it; ``one`` says what came of it."""
         try:
-            async with until, self._reads:
+            async with until, self._reads.due(one.bearer.share):
                 one.state = "reading"
                 found = await self._read(one, path)
                 one.cause = found.problems

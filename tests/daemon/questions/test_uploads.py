@@ -113,11 +113,11 @@ def letter(*names: str) -> str:
     return f"{head}\r\n\r\n--b\r\n\r\nStores of the bosun.\r\n{attached}--b--\r\n"
 
 
-async def brought(site: Site, token: str, text: str) -> questions.Upload:
+async def brought(site: Site, token: str, text: str, name: str = "stores.eml") -> questions.Upload:
     """What became of it by the time that it is told."""
 
     async def parts() -> AsyncIterator[questions.UploadPart]:
-        file = questions.UploadedFile(collection="open", name="stores.eml", replace=True)
+        file = questions.UploadedFile(collection="open", name=name, replace=True)
         yield questions.UploadPart(file=file)
         yield questions.UploadPart(content=text.encode(), last=True)
 
@@ -177,3 +177,32 @@ async def test_what_is_stored_is_told_so_where_pairs_are_made_by_then(
     again = await brought(site, token, letter("lantern.txt", "oar.txt"))
     assert (again.state in ("stored", "searchable"), again.cause) == (True, "")
     assert len(await here(site)) == 3
+
+
+async def under_way(site: Site, token: str, count: int) -> None:
+    """So many of theirs have come."""
+    told = [("authorization", f"Bearer {token}")]
+    while True:
+        reply = await site.stub.Uploads(questions.UploadsRequest(), metadata=told)
+        if len(reply.uploads) == count:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_tokens_take_turns_whoever_brings_most(site: Site, pairs: PairMaker) -> None:
+    """ines has brought three, of which one is being stored, and then tom brings one."""
+    ines, _ = await site.tokens.create("ines", ["upload"], 1, ["open"])
+    tom, _ = await site.tokens.create("tom", ["upload"], 1, ["open"])
+    come = ((ines, 1, "a"), (ines, 2, "b"), (ines, 3, "c"), (tom, 1, "d"))
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        async with site.held_up():
+            for token, count, name in come:
+                group.create_task(brought(site, token, f"The {name}.", f"{name}.txt"))
+                await under_way(site, token, count)
+        stored: list[str] = []
+        while len(stored) < 4:
+            await asyncio.sleep(0.01)
+            passages = await site.collection.read(lambda library: library.passages())
+            stored = [one.document_id for one in passages if one.document_id.endswith(".txt")]
+    assert stored == [f"open/{name}.txt" for name in "abdc"]
