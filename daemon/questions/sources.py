@@ -1,4 +1,4 @@
-"""Where a passage stands: what a person is shown of the document that an answer cites. PURE."""
+"""Where a passage stands: what a person is shown of the document that an answer cites."""
 
 from __future__ import annotations
 

@@ -112,6 +112,11 @@ class _Brought:
         """Of the file."""
         return PurePosixPath(self.document_id).name
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is, whatever was to come behind."""
+        return self.state == "stored"
+
     def message(self) -> questions.Upload:
         """As it is told."""
         return questions.Upload(
@@ -296,10 +301,10 @@ class Uploads:
             log.warning("a file that was brought is not stored", cause=str(error))
             one.state, one.cause = "refused", without_paths(str(error))[:_CAUSE]
         except asyncio.CancelledError:
-            if one.state != "stored":
+            if not one.is_stored:
                 one.state, one.cause = "refused", "fedd was stopped: bring it again"
             raise
-        if one.state == "stored":
+        if one.is_stored:
             await self._found(one)
 
     async def _read(self, one: _Brought, path: Path) -> _ReadFile:
