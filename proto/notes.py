@@ -1,6 +1,7 @@
 """What people are told of how an answer came about, where that is not as they would think. PURE.
 
-The only home of these sentences: fedctl, the page and the gateway's JSON show them as they are.
+The only home of these sentences: fedctl, the page, the gateway's JSON, agents and chat programs
+show them as they are.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ answers are made of documents, as the site's settings say.
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 import struct
 import time
@@ -19,12 +20,15 @@ from daemon.gateway.conversation import cited_at, pieces, words_in
 from daemon.gateway.event_stream import END, event
 from daemon.gateway.refusals import Refusal, first_mistake
 from proto.control_pb2 import AskReply, Citation
+from proto.notes import notes_of
 from proto.questions_pb2 import EmbedReply
 
 CHAT: Final = "hanse"
 EMBEDDING: Final = "hanse-embedding"
 MODELS: Final = {"ask": CHAT, "embed": EMBEDDING}
 """By the scope that a token needs for it."""
+# What makes more of a text than text (CommonMark 2.4, and what chat programs add to it).
+_MARKDOWN: Final = re.compile(r"[\\`*\[\]<>|~$&]")
 
 
 class _Part(BaseModel):
@@ -128,7 +132,7 @@ class Completion:
         """All of it."""
         message = {
             "role": "assistant",
-            "content": reply.answer,
+            "content": _content(reply),
             "refusal": None,
             "annotations": cited_at(reply, self._url),
         }
@@ -149,7 +153,7 @@ class Completion:
     def rest(self, reply: AskReply, *, usage: bool) -> Iterator[bytes]:
         """What is left of it; the citations are in the last event that has a choice."""
         self._head |= _by(reply)
-        if left := reply.answer[len(self._sent) :]:
+        if left := _content(reply)[len(self._sent) :]:
             for piece in pieces(left):
                 yield self.piece(piece)
         yield self._event({"annotations": cited_at(reply, self._url)}, _finished(reply))
@@ -159,7 +163,7 @@ class Completion:
         yield event(END)
 
     def _usage(self, reply: AskReply) -> dict[str, int]:
-        prompt, answer = words_in(self._asked), words_in(reply.answer)
+        prompt, answer = words_in(self._asked), words_in(_content(reply))
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
@@ -169,6 +173,16 @@ class Completion:
     def _event(self, delta: dict[str, Any], finished: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
         return event(self._head | {"object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _content(reply: AskReply) -> str:
+    """The answer, and below it what people are told of how it came about.
+
+    Chat programs show no field of ours, and this as Markdown: each note in italics, and whatever
+    a model or a file had said in it is text.
+    """
+    notes = (_MARKDOWN.sub(r"\\\g<0>", " ".join(note.split())) for note in notes_of(reply))
+    return "\n\n".join([reply.answer, *(f"*{note}*" for note in notes)])
 
 
 def _finished(reply: AskReply) -> str:

@@ -1,20 +1,39 @@
-"""What people are told of how an answer came about: one sentence each, one place for all."""
+"""What people are told of how an answer came about: one sentence each, one place for all.
+
+That each place tells all of them is tested where these are, with `with_every_note`: the page,
+JSON and agents in tests/daemon/gateway/pages/test_views.py, chat programs in
+tests/daemon/gateway/test_conversation.py, fedctl in tests/daemon/fedctl/test_search.py.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 
 from proto import control_pb2 as control
 from proto.control_pb2 import AskReply
 from proto.notes import NOTES, notes_of
 
 # What an answer is, and what is shown of it where it is shown.
+STRING = FieldDescriptor.TYPE_STRING
 SHOWN = {"answer", "citations", "passages", "abstained", "probability", "seconds", "model_digest"}
+
+
+def with_every_note() -> AskReply:
+    """An answer of which everything is told that there is to tell."""
+    fields = AskReply.DESCRIPTOR.fields_by_name
+    told: dict[str, Any] = {
+        name: f"<b>{name}</b>" if fields[name].type == STRING else 2 for name in NOTES
+    }
+    return AskReply(**told)
 
 
 def test_each_field_of_an_answer_is_shown_or_has_a_sentence() -> None:
     """So nobody adds one that no person is ever told."""
     assert set(AskReply.DESCRIPTOR.fields_by_name) - SHOWN == NOTES.keys()
+    assert len(notes_of(with_every_note())) == len(NOTES)
 
 
 def test_an_answer_as_one_would_think_has_no_notes() -> None:

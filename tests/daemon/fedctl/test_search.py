@@ -8,6 +8,7 @@ from daemon.fedctl.commands.library import show_answer
 from daemon.fedctl.terminal.output import in_line
 from proto.control_pb2 import AskReply, Citation
 from proto.notes import notes_of
+from tests.proto.test_notes import with_every_note
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
 
@@ -40,9 +41,9 @@ def test_where_a_passage_stands_once_more_is_told(fedctl: Fedctl, daemon: Canned
 
 
 def test_how_an_answer_came_about_is_told_below_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    daemon.noted = AskReply(instead="no\x1b[2J room\nat all", dropped=2, unread_language="de")
+    daemon.noted = with_every_note()
+    daemon.noted.instead = "no\x1b[2J room\nat all"
     notes = notes_of(daemon.noted)
-    assert len(notes) == 3
     assert fedctl("ask", "why", "--json").object["notes"] == notes
     out = fedctl("ask", "why").out
     assert "\x1b" not in out, "what a model's server says does not paint the terminal"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.gateway.conversation import address_of, cited_at, is_chore, pieces, question_of
+from daemon.gateway.openai_api import Completion
 from proto.control_pb2 import AskReply, Citation
+from proto.notes import notes_of
+from tests.proto.test_notes import with_every_note
 
 WINCH = "who greases the anchor winch of the harbour?"
 
@@ -139,3 +145,43 @@ def test_where_people_reach_the_page_a_citation_opens_there() -> None:
     there = "https://ask.example/source?document=a+b%2F%C3%BC.pdf&passage=x+y"
     assert first == f"{there}#here"
     assert second == f"{there}&citation=2#here", "another one, for programs that count by address"
+
+
+# ---- how it came about -------------------------------------------------------------
+
+
+def streamed(reply: AskReply, already: str) -> str:
+    """The text that a chat program has of a stream of which so much came piece by piece."""
+    completion = Completion("why?")
+    events = b"".join([completion.piece(already), *completion.rest(reply, usage=False)])
+    told = [
+        json.loads(one[6:]) for one in events.decode().split("\n\n") if one.startswith("data: {")
+    ]
+    return "".join(one["choices"][0]["delta"].get("content", "") for one in told)
+
+
+def test_a_chat_program_shows_below_an_answer_how_it_came_about() -> None:
+    told = reply("Grease it. [1]", "Grease it.")
+    told.MergeFrom(with_every_note())
+    whole = Completion("why?").whole(told)["choices"][0]["message"]
+    first, *notes = whole["content"].split("\n\n")
+    assert first == told.answer
+    plain = [re.sub(r"\\(.)", r"\1", one) for one in notes]
+    assert plain == [f"*{note}*" for note in notes_of(told)]
+    assert streamed(told, "Grease it.") == whole["content"]
+    (annotation,) = whole["annotations"]
+    assert annotation["url_citation"]["end_index"] == len(told.answer)
+
+
+def test_an_answer_as_one_would_think_has_nothing_below_it() -> None:
+    told = reply("Grease it. [1]", "Grease it.")
+    assert Completion("why?").whole(told)["choices"][0]["message"]["content"] == told.answer
+    assert streamed(told, "Grease") == told.answer
+
+
+def test_what_a_model_s_server_says_is_no_markdown() -> None:
+    """An image would be fetched from whoever wrote it, with what its address carries."""
+    told = AskReply(answer="It floats.", instead="![x](http://a/)\n\n# *Now* <img src=y> `z` [1]")
+    content = Completion("why?").whole(told)["choices"][0]["message"]["content"]
+    said = content.partition("did not answer: ")[2]
+    assert said == r"!\[x\](http://a/) # \*Now\* \<img src=y\> \`z\` \[1\]*"

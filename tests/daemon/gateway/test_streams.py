@@ -33,6 +33,7 @@ pytestmark = [
 
 FIRST = "The wardens of elm inspect the anchor winch on day 1. [1]"
 SECOND = "A worn anchor winch is tagged EL000 and reported. [2]"
+TAKEN_OUT = "*2 statements were taken out: what they cite does not support them.*"
 LIE = "The anchor winch is never inspected by anybody in Mongolia [{n}]. "
 SAID = ["The wardens of elm inspect the anchor winch on day 1 [{n}]. ", LIE]
 SAID += ["A worn anchor winch is tagged EL000 and reported [{n}]. ", "That is all."]
@@ -133,12 +134,12 @@ async def test_each_statement_comes_when_it_was_checked(
     assert not reading.done()
     model.let()
     heard = await reading
-    assert "".join(said) == f"{FIRST} {SECOND}"
+    assert "".join(said) == f"{FIRST} {SECOND}\n\n{TAKEN_OUT}"
     last = heard[-1].choices[0]
     assert last.finish_reason == "stop"
     assert [one["url_citation"]["start_index"] for one in last.delta.annotations] == [54, 108]
     whole = await asked.chat.completions.create(model="hanse", messages=asking(WINCH))
-    assert whole.choices[0].message.content == f"{FIRST} {SECOND}"
+    assert whole.choices[0].message.content == f"{FIRST} {SECOND}\n\n{TAKEN_OUT}"
 
 
 async def test_while_the_model_thinks_the_connection_is_kept(
@@ -178,7 +179,7 @@ async def test_who_hangs_up_frees_the_model_and_who_waits_behind(
     await asyncio.to_thread(hung_up.acquire)
     await asyncio.to_thread(begun.acquire)  # that of the third
     model.let()
-    assert (await third).choices[0].message.content == f"{FIRST} {SECOND}"
+    assert (await third).choices[0].message.content == f"{FIRST} {SECOND}\n\n{TAKEN_OUT}"
     assert len(model.asked) == 2
 
 
@@ -221,7 +222,9 @@ async def test_a_model_that_breaks_off_ends_the_answer_there(
             model="hanse", messages=asking(WINCH), stream=True
         )
     ]
-    assert "".join(one.delta.content or "" for one in events) == FIRST
+    answer, note = "".join(one.delta.content or "" for one in events).split("\n\n")
+    assert answer == FIRST
+    assert note.startswith("*The answer ends before its end, for the language model did: ")
     assert events[-1].finish_reason == "length"
 
 

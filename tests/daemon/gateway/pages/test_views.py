@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from html import escape
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp_types import CallToolRequestParams
 
+from daemon.gateway import mcp_api
 from daemon.gateway.browser import Pages, Person
 from daemon.gateway.conversation import cited_at
 from daemon.gateway.pages import views
@@ -17,6 +21,7 @@ from daemon.gateway.site_api import answer_of
 from proto.control_pb2 import AskReply, Citation
 from proto.notes import NOTES, notes_of
 from proto.questions_pb2 import SourcePassage
+from tests.proto.test_notes import with_every_note
 
 TABLE = "Part\tDays\nBrake\t7\nGear\t\t30"
 
@@ -39,21 +44,31 @@ def test_marks_of_an_answer_hang_on_their_sentences() -> None:
 
 
 def test_page_and_json_say_how_an_answer_came_about_likewise() -> None:
-    said = AskReply(instead="<b>no</b> room", cut_short="late", dropped=2, unread_language="de")
     reply = AskReply(answer="It turns. [1]", citations=[Citation(number=1)], seconds=1)
-    reply.MergeFrom(said)
-    notes = notes_of(said)
-    assert len(notes) == len(NOTES)
+    reply.MergeFrom(with_every_note())
+    notes = notes_of(reply)
     told = answer_of(reply)
     assert told.notes == notes
     assert {name: getattr(told, name) for name in NOTES} == {
-        name: getattr(said, name) for name in NOTES
+        name: getattr(reply, name) for name in NOTES
     }
     nobody: Any = None  # is asked for the page of an answer that is there
     person = Person("", "elm", "clerk", "2030-01-01", frozenset({"ask"}))
     page = bytes(Pages(nobody, nobody, nobody, nobody)._ask_page(person, "why?", reply).body)
     for note in notes:
         assert f"<bdi>{escape(note)}</bdi>".encode() in page
+
+
+async def test_an_agent_is_told_how_an_answer_came_about() -> None:
+    async def ask(_question: str, _token: str) -> AskReply:
+        return with_every_note()
+
+    context: Any = None
+    fedd: Any = SimpleNamespace(ask=ask)
+    asker = mcp_api.Asker(fedd, "", frozenset({"ask"}), nullcontext)
+    called = CallToolRequestParams(name="ask", arguments={"question": "why?"})
+    told = (await asker._call(context, called)).structured_content or {}
+    assert told["notes"] == notes_of(with_every_note())
 
 
 def test_a_sentence_is_found_however_its_lines_are_broken() -> None:
