@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from starlette.datastructures import QueryParams
@@ -52,6 +52,23 @@ _HEADINGS: Final = {
 }
 
 
+class Page(NamedTuple):
+    """One of those that the head of each page leads to."""
+
+    scope: str  # that a token needs for it
+    path: str
+    name: str  # as people read it
+
+
+PAGES: Final = (
+    Page("ask", "/", "Ask"),
+    Page("search", "/search", "Search"),
+    Page("upload", "/upload", "Upload"),
+    Page("view", "/federation", "Federation"),
+)
+"""In the order in which they are shown; who signs in is led to the first that is for them."""
+
+
 @dataclass(frozen=True)
 class Person:
     """Who is signed in: what their token is called and for, and until when."""
@@ -61,6 +78,11 @@ class Person:
     name: str
     until: str  # a day
     scopes: frozenset[str]
+
+    @property
+    def pages(self) -> list[Page]:
+        """Those that their token is for."""
+        return [one for one in PAGES if one.scope in self.scopes]
 
     @classmethod
     def of(cls, credential: str, who: WhoamiReply) -> Person:
@@ -138,12 +160,8 @@ class Pages:
         person = await self._person(request)
         if "ask" in person.scopes:
             return self._ask_page(person)
-        if "search" in person.scopes:
-            return RedirectResponse("/search", 303)
-        if "view" in person.scopes:
-            return RedirectResponse("/federation", 303)
-        if "upload" in person.scopes:
-            return RedirectResponse("/upload", 303)
+        if person.pages:
+            return RedirectResponse(person.pages[0].path, 303)
         cause = f"the token {person.name!r} is for nothing that this page has"
         return self._problem(403, cause, person)
 
@@ -285,9 +303,7 @@ class Pages:
         with self._turn(person.credential):
             reply = await self._fedd.view(_ROUNDS, person.credential)
         told = federation.shown(reply, time.time())
-        return self._rendering.page(
-            "federation.html", 200, here="federation", person=person, seen=told
-        )
+        return self._rendering.page("federation.html", 200, here="view", person=person, seen=told)
 
     # ---- sources -----------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from html import escape
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolRequestParams
 
+from config.people import SCOPES
 from daemon.gateway import mcp_api
-from daemon.gateway.browser import Pages, Person
+from daemon.gateway.browser import PAGES, Pages, Person
 from daemon.gateway.conversation import cited_at
 from daemon.gateway.pages import views
 from daemon.gateway.pages.views import Row, Run
 from daemon.gateway.site_api import answer_of
+from proto import bounds
 from proto.control_pb2 import AskReply, Citation
 from proto.notes import NOTES, notes_of
 from proto.questions_pb2 import SourcePassage
@@ -57,6 +60,22 @@ def test_page_and_json_say_how_an_answer_came_about_likewise() -> None:
     page = bytes(Pages(nobody, nobody, nobody, nobody)._ask_page(person, "why?", reply).body)
     for note in notes:
         assert f"<bdi>{escape(note)}</bdi>".encode() in page
+
+
+@pytest.mark.parametrize("scopes", [["ask"], ["search", "view"], ["upload"], ["embed"], SCOPES])
+def test_a_page_leads_to_those_that_a_token_is_for(scopes: list[str]) -> None:
+    assert {one.scope for one in PAGES} <= set(SCOPES)
+    nobody: Any = None
+    person = Person("", "elm", "clerk", "2030-01-01", frozenset(scopes))
+    page = str(Pages(nobody, nobody, nobody, nobody)._problem(404, "gone", person).body, "utf-8")
+    led = re.findall('<li><a href="([^"]*)">', page)
+    assert led == [one.path for one in PAGES if one.scope in scopes]
+
+
+def test_a_token_may_be_changed_to_what_it_may_be_made_for() -> None:
+    assert sorted(bounds.of("ChangeTokenRequest", "scopes").word) == sorted(SCOPES)
+    for request in ("CreateTokenRequest", "ChangeTokenRequest"):
+        assert bounds.of(request, "scopes").items.most == len(SCOPES)
 
 
 async def test_an_agent_is_told_how_an_answer_came_about() -> None:
