@@ -18,16 +18,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from config.kinds import Unsupported
 from daemon.answering.generator import Citation, cite
 from daemon.answering.statements.plain_text import LONGEST, plain
 from daemon.answering.statements.quantities import figures_of
 from daemon.answering.statements.support import Source, Wording, supported
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
-
-Unsupported = Literal["drop", "mark"]
 
 MARK = "(not supported)"
 _MOST = 40  # statements of a reply that are looked at

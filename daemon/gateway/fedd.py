@@ -161,8 +161,8 @@ class Fedd:
         self, file: questions.UploadedFile, pieces: AsyncIterator[bytes], token: str
     ) -> questions.Upload:
         """Bring a file; how far fedd is with it, which reads small ones at once."""
-        begin: Any = self._stub.Upload  # written part by part, which its stubs don't know
-        call = begin(timeout=_SEND_WITHIN_S, metadata=_carrying(token))
+        stub: Any = self._stub  # written part by part, which its stubs don't know
+        call = stub.Upload(timeout=_SEND_WITHIN_S, metadata=_carrying(token))
 
         async def write(part: questions.UploadPart) -> None:
             # It takes no more of what it has refused; what it said of that is read below.

@@ -53,7 +53,7 @@ class IndexDamaged(Exception):
 class IndexDescription:
     """What ``index.json`` says; digests in hexadecimal.
 
-    ``removal`` as in `Library.last_removal`, when the base was built; ``breadth``, ``recall``
+    ``removal`` as in `Erasure.last_removal`, when the base was built; ``breadth``, ``recall``
     and ``usual_recall`` as in `Accuracy`.
     """
 

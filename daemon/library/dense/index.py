@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Base:
-    """The part of an index that is built at once; ``removal`` as in `Library.last_removal`."""
+    """The part of an index that is built at once; ``removal`` as in `Erasure.last_removal`."""
 
     engine: str
     neighbours: Neighbours
@@ -115,7 +115,7 @@ class Base:
 class Wanted:
     """What an index is to hold: ``labels`` [n] ascending with ``contents`` [n, 32].
 
-    ``embed``: unit vectors [m, d] of those labels. ``removal``: as in `Library.last_removal`.
+    ``embed``: unit vectors [m, d] of those labels. ``removal``: as in `Erasure.last_removal`.
     """
 
     labels: Int64
