@@ -326,13 +326,8 @@ async def body_of(request: Request) -> bytes:
     Of one that is too long some is read and dropped: whoever is hung up on while they send
     takes that for a broken line, and learns no reason.
     """
-    if "transfer-encoding" in request.headers:
-        told_first = "say how long the body is (Content-Length) instead of sending it in chunks"
-        raise Refusal(411, told_first, unread=True)
     cause = f"more than {_BODY_BYTES >> 20} MiB: send less of the conversation"
-    told = request.headers.get("content-length", "0")
-    if not told.isascii() or not told.isdecimal() or len(told) > 12 or int(told) > _DROPPED_BYTES:
-        raise Refusal(413, cause, unread=True)
+    _length_of(request, "0", _DROPPED_BYTES, cause)
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(_BODY_S):
@@ -358,7 +353,8 @@ async def bring(fedd: Fedd, request: Request, credential: str) -> questions.Uplo
     is read to its end all the same: whoever is hung up on while they send takes that for a broken
     line, and learns no reason.
     """
-    size = _size_of(request)
+    most = _FILE_BYTES + FORM_BYTES
+    size = _length_of(request, "", most, "more than a GiB: cut it into several files")
     try:
         may = await fedd.uploads(credential)
     except Refusal as refusal:
@@ -390,16 +386,19 @@ async def bring(fedd: Fedd, request: Request, credential: str) -> questions.Uplo
         raise
 
 
-def _size_of(request: Request) -> int:
-    """What the body says of its length. Refusal where it says nothing, or too much."""
-    told = request.headers.get("content-length", "")
+def _length_of(request: Request, unsaid: str, most: int, cause: str) -> int:
+    """What the body says of its length; ``unsaid``: where that is nothing, "" if it has to.
+
+    Refusal for a body in chunks, and with ``cause`` for more than ``most``.
+    """
+    told = request.headers.get("content-length", unsaid)
     if "transfer-encoding" in request.headers or not told:
-        cause = "say how long the body is (Content-Length) instead of sending it in chunks"
-        raise Refusal(411, cause, unread=True)
-    if not told.isascii() or not told.isdecimal() or len(told) > 12:
+        first = "say how long the body is (Content-Length) instead of sending it in chunks"
+        raise Refusal(411, first, unread=True)
+    if not told.isascii() or not told.isdecimal():
         raise Refusal(400, "Content-Length is no number", unread=True)
-    if int(told) > _FILE_BYTES + FORM_BYTES:
-        raise Refusal(413, "more than a GiB: cut it into several files", unread=True)
+    if len(told) > 12 or int(told) > most:
+        raise Refusal(413, cause, unread=True)
     return int(told)
 
 

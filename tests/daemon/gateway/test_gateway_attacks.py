@@ -17,7 +17,7 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from starlette.requests import Request
 
-from daemon.gateway.application import Gateway, token_of
+from daemon.gateway.application import Gateway, body_of, bring, token_of
 from daemon.gateway.fedd import Fedd
 from daemon.gateway.refusals import Refusal
 from proto import control_pb2 as control
@@ -266,6 +266,17 @@ async def test_one_question_too_many_is_told_when_to_come_again(gate: Gate) -> N
 async def test_a_token_is_one_asker_however_the_scheme_is_written(scheme: str) -> None:
     headers = [(b"authorization", f"{scheme} hanse_1".encode())]
     assert token_of(Request({"type": "http", "headers": headers})) == "Bearer hanse_1"
+
+
+@pytest.mark.parametrize(("length", "status"), [("x", 400), ("٣", 400), ("9" * 13, 413)])
+async def test_a_length_has_one_answer_wherever_it_is_sent(length: str, status: int) -> None:
+    headers = [(b"content-length", length.encode("utf-8"))]
+    request, nobody = Request({"type": "http", "headers": headers}), Fedd(Path("nowhere.sock"))
+    for reading in (body_of(request), bring(nobody, request, "Bearer x")):
+        with pytest.raises(Refusal) as refused:
+            await reading
+        assert refused.value.status_code == status
+    await nobody.close()
 
 
 async def test_one_token_takes_half_of_the_turns_at_most() -> None:
