@@ -41,6 +41,7 @@ from daemon.services.personaliser import Personaliser
 from daemon.services.rights import Rights, of_all
 from daemon.state.audit import Action, AuditLog
 from daemon.state.audit_format import AuditError
+from daemon.state.people import lies_in
 from daemon.state.privacy_ledger import LedgerError
 from daemon.state.tokens import TokenError, TokenRefused, Tokens
 from peers.rounds.runs import RunRefused
@@ -179,7 +180,7 @@ class Caller:
             return rights()
 
         of = await self.answered(context, looked_up())
-        return of is None or document_id.startswith(tuple(f"{one}/" for one in of))
+        return of is None or lies_in(document_id, of)
 
 
 async def refuse_unknown(document_id: str, context: Context) -> NoReturn:

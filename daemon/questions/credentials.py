@@ -29,6 +29,7 @@ from daemon.state.people import (
     PeopleUnknown,
     SignInRefused,
     both,
+    lies_in,
     outermost,
     shared,
 )
@@ -127,6 +128,24 @@ class Bearer:
     def rights(self) -> tuple[str, ...] | None:
         """As `daemon.services.rights.Rights`; raises NotAllowed."""
         return _allowed(self.look(), self.scope)
+
+    @property
+    def expires_s(self) -> int:
+        """When it does, as it was when the call came."""
+        return self.token.expires_s
+
+    @property
+    def is_token(self) -> bool:
+        """Whether it is one of the site's own, that asks for nobody else."""
+        return self.token.actor.count(":") == 1
+
+    def may_search(self, document_id: str) -> bool:
+        """Whether they may find that document, by now."""
+        try:
+            collections = _allowed(self.look(), "search")
+        except NotAllowed:
+            return False
+        return collections is None or lies_in(document_id, collections)
 
     def sees_what_it_asks_of(self) -> bool:
         """As `Asker` has it, by now."""

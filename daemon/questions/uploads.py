@@ -47,6 +47,7 @@ from daemon.questions.credentials import Bearer, NotAllowed, without_paths
 from daemon.questions.turns import InTurn
 from daemon.services.collection import NotIndexedYet
 from daemon.state.audit_format import AuditError
+from daemon.state.people import Collections, lies_in
 from proto import bounds
 from proto import questions_pb2 as questions
 
@@ -65,7 +66,9 @@ _ARRIVE_S: Final = 600.0  # from its first piece to its last
 _AGAIN_S: Final = 5.0  # and one that finds no place may come again
 _PATIENT_S: Final = 20.0  # until whoever brought it is told that it is not read yet
 # Of one file in memory at once, for it is stored whole or not at all: less than an operator's.
-_LIMITS: Final = Limits(records=1000, text_bytes=64 << 20)
+# And of time: the next one's turn comes behind it. What takes longer is for an operator to ingest.
+_LIMITS: Final = Limits(records=1000, text_bytes=64 << 20, file_s=600.0)
+_LOOK_EVERY_S: Final = 1.0  # while it is read, whether they may still
 _INNER: Final = 1000  # documents that came with one, as what is attached to a letter
 _CAUSE: Final = 1000  # characters
 _BROUGHT: Final = "upload/"  # begins the source of what people brought
@@ -117,6 +120,22 @@ class _Brought:
         """Whether it is, whatever was to come behind."""
         return self.state == "stored"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it became, or was, a document."""
+        return self.state in ("stored", "searchable", "unchanged")
+
+    def is_told_to(self, bearer: Bearer, rights: Collections) -> bool:
+        """Whether that is who brought it, who may bring files there still.
+
+        A token that got the name of one before is another: it expires at another time.
+        """
+        return (
+            self.bearer.actor == bearer.actor
+            and (self.bearer.expires_s == bearer.expires_s or not bearer.is_token)
+            and (rights is None or lies_in(self.document_id, rights))
+        )
+
     def message(self) -> questions.Upload:
         """As it is told."""
         return questions.Upload(
@@ -152,8 +171,8 @@ class Uploads:
 
     def told(self, bearer: Bearer) -> questions.UploadsReply:
         """What may be brought, and what became of what was. Raises NotAllowed."""
-        mine = self._told.get(bearer.actor, ())
         rights = bearer.rights()
+        mine = [one for one in self._told.get(bearer.actor, ()) if one.is_told_to(bearer, rights)]
         return questions.UploadsReply(
             uploads=[one.message() for one in reversed(mine)],
             most_bytes=self._most_bytes,
@@ -291,6 +310,7 @@ class Uploads:
         """Read it when its turn has come, and store it; ``one`` says what came of it."""
         try:
             async with until, self._reads.due(one.bearer.share):
+                _check_may(one.bearer, one.document_id)
                 one.state = "reading"
                 found = await self._read(one, path)
                 one.cause = found.problems
@@ -308,13 +328,23 @@ class Uploads:
             await self._found(one)
 
     async def _read(self, one: _Brought, path: Path) -> _ReadFile:
-        """What is in it, read by a process that can do little else. Raises NotTakenError."""
+        """What is in it, read by a process that can do little else.
+
+        Raises NotTakenError, and NotAllowed when they may no more: others wait for their turn.
+        """
         boxes = Boxes(_LIMITS)
+        items = boxes.read([Found(path, one.name)])
+        reading = asyncio.ensure_future(asyncio.to_thread(_sorted_out, items, path, one))
         try:
-            items = boxes.read([Found(path, one.name)])
-            found = await asyncio.to_thread(_sorted_out, items, path, one)
+            while not reading.done():
+                await asyncio.wait({reading}, timeout=_LOOK_EVERY_S)
+                _check_may(one.bearer, one.document_id)
+            found = reading.result()
         finally:  # it waits for processes to end
             await asyncio.to_thread(boxes.end)
+            if not reading.done() or not reading.cancelled():
+                await asyncio.wait({reading})
+                reading.exception()
         if not found.documents:
             raise NotTakenError(found.problems or "there is nothing to read in it")
         return found
@@ -329,7 +359,7 @@ class Uploads:
             _check_may(one.bearer, one.document_id)  # by now
             here = await collection.read(lambda library: _here(library, one, found))
             if here and not one.replace:
-                if await self._is_same(found.documents, here):
+                if self._may_know(one) and await self._is_same(found.documents, here):
                     one.state = "unchanged"
                     if await services.originals.of(one.document_id) is None:  # a kill came before
                         await self._keep(one, staged)
@@ -356,6 +386,15 @@ class Uploads:
         if originals.keeping:
             with _told(one, "the file itself is not kept"):
                 await originals.keep(staged)
+
+    def _may_know(self, one: _Brought) -> bool:
+        """Whether they may learn what that document says: who guesses is told nothing of it."""
+        own = any(
+            before.document_id == one.document_id and before.is_here
+            for before in self._told.get(one.bearer.actor, ())
+            if before is not one
+        )
+        return own or one.bearer.may_search(one.document_id)
 
     async def _is_same(self, documents: Sequence[Document], here: dict[str, str]) -> bool:
         """Whether just this is here, as it was read now."""
@@ -440,7 +479,7 @@ async def _next(parts: AsyncIterator[Any]) -> Any:
 def _check_may(bearer: Bearer, document_id: str) -> None:
     """Whether they may put that there, now. Raises NotTakenError, NotAllowed."""
     collections = bearer.rights()
-    if collections is not None and not document_id.startswith(tuple(f"{x}/" for x in collections)):
+    if collections is not None and not lies_in(document_id, collections):
         cause = f"{bearer.name!r} may bring files into {', '.join(collections)} alone"
         raise NotTakenError(cause, senseless=True)
 

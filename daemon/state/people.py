@@ -346,6 +346,11 @@ def outermost(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(one for one in there if not any(_lies_in(one, other) for other in there)))
 
 
+def lies_in(document_id: str, collections: Iterable[str]) -> bool:
+    """Whether a document is in one of these, by its id."""
+    return document_id.startswith(tuple(f"{name}/" for name in collections))
+
+
 def both(one: Collections, other: Collections) -> Collections:
     """What lies in both; it may be nothing."""
     if one is None or other is None:

@@ -26,6 +26,7 @@ from tests.daemon.questions import test_collections
 from tests.daemon.questions.test_collections import Site
 
 site = test_collections.site  # the fixture
+_PIECE = 1 << 18
 
 
 # ---- what is remembered ------------------------------------------------------------
@@ -113,18 +114,28 @@ def letter(*names: str) -> str:
     return f"{head}\r\n\r\n--b\r\n\r\nStores of the bosun.\r\n{attached}--b--\r\n"
 
 
-async def brought(site: Site, token: str, text: str, name: str = "stores.eml") -> questions.Upload:
+async def brought(
+    site: Site, token: str, text: str, name: str = "stores.eml", *, replace: bool = True
+) -> questions.Upload:
     """What became of it by the time that it is told."""
 
     async def parts() -> AsyncIterator[questions.UploadPart]:
-        file = questions.UploadedFile(collection="open", name=name, replace=True)
+        file = questions.UploadedFile(collection="open", name=name, replace=replace)
         yield questions.UploadPart(file=file)
-        yield questions.UploadPart(content=text.encode(), last=True)
+        content = text.encode()
+        for begin in range(0, len(content), _PIECE):
+            piece = content[begin : begin + _PIECE]
+            yield questions.UploadPart(content=piece, last=begin + _PIECE >= len(content))
 
     call = site.stub.Upload(parts(), metadata=[("authorization", f"Bearer {token}")], timeout=60)
     replies = [reply async for reply in call]
     upload: questions.Upload = replies[-1].upload
     return upload
+
+
+async def told_to(site: Site, token: str) -> list[questions.Upload]:
+    told = [("authorization", f"Bearer {token}")]
+    return [*(await site.stub.Uploads(questions.UploadsRequest(), metadata=told)).uploads]
 
 
 async def here(site: Site) -> list[str]:
@@ -177,6 +188,56 @@ async def test_what_is_stored_is_told_so_where_pairs_are_made_by_then(
     again = await brought(site, token, letter("lantern.txt", "oar.txt"))
     assert (again.state in ("stored", "searchable"), again.cause) == (True, "")
     assert len(await here(site)) == 3
+
+
+# ---- what others may not learn, and may do no more ----------------------------------
+
+
+@pytest.mark.slow
+async def test_who_guesses_what_a_document_says_is_not_told_that_they_are_right(
+    site: Site, pairs: PairMaker
+) -> None:
+    ines, _ = await site.tokens.create("ines", ["upload"], 1, ["open"])
+    eve, _ = await site.tokens.create("eve", ["upload"], 1, ["open"])
+    reader, _ = await site.tokens.create("reader", ["upload", "search"], 1, ["open"])
+    said = "The bosun earns 84200 crowns."
+    await brought(site, ines, said, "pay.txt")
+    for guess in (said, "The bosun earns 84100 crowns."):
+        one = await brought(site, eve, guess, "pay.txt", replace=False)
+        assert (one.state, "there is another document" in one.cause) == ("refused", True)
+    for token in (ines, reader):  # whose it is, and who may read it
+        assert (await brought(site, token, said, "pay.txt", replace=False)).state == "unchanged"
+
+
+@pytest.mark.slow
+async def test_a_token_that_was_revoked_takes_nobody_s_turn(
+    site: Site, pairs: PairMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_LOOK_EVERY_S", 0.01)
+    ines, _ = await site.tokens.create("ines", ["upload"], 1, ["open"])
+    async with asyncio.timeout(120):
+        text = "The bosun keeps the whistle dry.\n" * 30_000
+        coming = asyncio.create_task(brought(site, ines, text, "long.txt"))
+        while [one.state for one in await told_to(site, ines)] in ([], ["waiting"]):
+            await asyncio.sleep(0.01)
+        await site.tokens.revoke("ines")
+        one = await coming
+    assert (one.state, "revoked" in one.cause) == ("refused", True)
+    assert await site.collection.documents("open/long.txt", "", 1) == []
+
+
+@pytest.mark.slow
+async def test_what_a_token_brought_is_not_told_to_the_next_one_of_its_name(
+    site: Site, pairs: PairMaker
+) -> None:
+    first, _ = await site.tokens.create("scanner", ["upload"], 1, ["open"])
+    await brought(site, first, "The whistle.", "a.txt")
+    assert len(await told_to(site, first)) == 1
+    await site.tokens.change("scanner", collections=["law"])
+    assert await told_to(site, first) == [], "nor where it may bring no files any more"
+    await site.tokens.revoke("scanner")
+    second, _ = await site.tokens.create("scanner", ["upload"], 2, ["open"])
+    assert await told_to(site, second) == []
 
 
 async def under_way(site: Site, token: str, count: int) -> None:
