@@ -49,6 +49,8 @@ _SHARE = 0.9  # of the best sentence's score that another one needs
 _RANK_WEIGHT = 0.97  # a sentence of the next passage counts so much less
 _SAME = 0.8  # shared words (Jaccard) from which two sentences say the same
 _WORD = re.compile(r"\w+")
+_SALUTATION = 8  # words before a comma, at most
+_LETTER_HEADER = re.compile(r"(From|To|Cc|Date): ")  # as the reader of mail begins a letter
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,27 @@ class ExtractiveGenerator:
 
 
 def _says_something(one: _Candidate, question: str) -> bool:
-    """Not a row without any value, nor what only announces, nor a title that was asked about."""
+    """Not a row without any value, nor what only announces, nor a title that was asked about.
+
+    Of a letter neither its header nor whom it greets: both are found, and answer nothing.
+    """
     if one.source.passage.kind == "table":
         return sum(1 for cell in one.text.split("\t") if cell.strip()) > 1 or "\t" not in one.text
-    if one.text.endswith(":"):
+    greets = one.text.endswith(",") and len(one.text.split()) <= _SALUTATION
+    if greets or one.text.endswith(":") or _of_a_header(one):
         return False
     if one.text.endswith((".", "!", "?", "…", '"', ")", "”", "»")):
         return True
     words, asked = (set(_WORD.findall(text.casefold())) for text in (one.text, question))
     return not words <= asked
+
+
+def _of_a_header(one: _Candidate) -> bool:
+    """Whether it stands in the lines that a letter begins with, or is a part of one of them."""
+    passage = one.source.passage
+    if not passage.document_id.endswith(".eml") or not _LETTER_HEADER.match(passage.text):
+        return False
+    return one.text in " ".join(passage.text.partition("\n\n")[0].split())
 
 
 def sentences_of(passage: Passage) -> list[Sentence]:

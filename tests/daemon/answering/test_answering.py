@@ -93,6 +93,21 @@ def test_what_only_names_or_announces_something_is_no_answer() -> None:
     assert answer("Hemp?", ranked("Hemp")).text == "Hemp [1]", "where there is nothing else"
 
 
+def test_neither_the_header_of_a_letter_nor_whom_it_greets_answers() -> None:
+    letter = (
+        "From: Ole Berg <ole@north.example>\nTo: Dr. Diallo. <ad@north.example>\n"
+        "Date: Tue, 5 Mar 2024 10:00:00 +0100\n\nDear Dr Diallo,\n\nThe mast is tarred by hand."
+    )
+    [found] = ranked(letter)
+    mail = replace(found, passage=replace(found.passage, document_id="post/mast.eml"))
+    for question in ("Date from Ole Berg to Diallo, mast", "Dear Dr Diallo, mast"):
+        assert answer(question, [mail]).text == "The mast is tarred by hand. [1]"
+    assert "From: Ole" in answer("From: Ole Berg", [found]).text, "in a file that is no letter"
+    header = letter.partition("\n\n")[0]
+    alone = replace(mail, passage=replace(mail.passage, text=header))
+    assert "Ole Berg" in answer("from Ole Berg", [alone]).text, "where there is nothing else"
+
+
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
     return ExtractiveGenerator(
         lambda asked: bag_of_words([asked])[0],
