@@ -7,9 +7,7 @@ gateway itself: of strangers' bytes, of slow ones, and of too many at once.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import ipaddress
-import os
 import re
 import traceback
 from collections import Counter
@@ -48,7 +46,6 @@ _BODY_BYTES: Final = 1 << 20  # a long conversation; each connection may have on
 _DROPPED_BYTES: Final = 16 << 20
 _FILE_BYTES: Final = 1 << 30  # whatever fedd says: a number that came with it
 _BODY_S: Final = 15.0
-_TOKENS: Final = 1000  # as many as a site has
 _SEND_S: Final = 30.0  # until somebody who reads nothing is given up
 _TOKEN: Final = re.compile(rb"(?i:bearer) [\x21-\x7e]{1,8192}")
 _ASKS_FOR: Final = re.compile(rb"[\x21-\x7e]{1,4096}")
@@ -72,9 +69,7 @@ class Gateway:
         # Where people come from elsewhere a proxy may stand before it that doesn't say so.
         self._is_local = not url or _is_loopback(urlsplit(url).hostname or "")
         self._most = requests
-        self._under_way = Counter[str]()  # of each token
-        # Tokens that fedd has let in, to be known again and not to be read.
-        self._key, self._of_this_site = os.urandom(32), set[bytes]()
+        self._under_way = Counter[str]()  # of each share
         self._pages = Pages(fedd, self._in_turn, body_of, partial(bring, fedd))
 
     def application(self) -> ASGIApp:
@@ -224,36 +219,33 @@ class Gateway:
             yield
 
     async def _is_of_this_site(self, token: str) -> bool:
-        digest = hashlib.blake2b(token.encode(), key=self._key).digest()
-        if digest not in self._of_this_site:
+        if self._fedd.share_of(token) is None:
             try:
                 await self._fedd.whoami(token)
             except Refusal as refusal:
                 if refusal.status_code != 401:
                     raise
                 return False
-            if len(self._of_this_site) >= _TOKENS:
-                self._of_this_site.clear()
-            self._of_this_site.add(digest)
         return True
 
     @contextmanager
     def _in_turn(self, token: str) -> Iterator[None]:
         """One of those that wait for fedd; a request that is whole, so that no slow one counts.
 
-        Of one token half of them at most, where there are several: the others are for others.
+        Of one token, or person, half of them at most, where there are several: the others are for
+        others.
         """
-        own = max(1, self._most // 2)
-        if self._under_way.total() >= self._most or self._under_way[token] >= own:
+        own, share = max(1, self._most // 2), self._fedd.share_of(token) or token
+        if self._under_way.total() >= self._most or self._under_way[share] >= own:
             cause = "as many questions are being answered as may be: try again in a moment"
             raise Refusal(429, cause, retry_after_s=2)
-        self._under_way[token] += 1
+        self._under_way[share] += 1
         try:
             yield
         finally:
-            self._under_way[token] -= 1
-            if not self._under_way[token]:
-                del self._under_way[token]
+            self._under_way[share] -= 1
+            if not self._under_way[share]:
+                del self._under_way[share]
 
 
 def _mcp_api() -> ModuleType:

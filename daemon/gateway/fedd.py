@@ -6,7 +6,9 @@ The gateway has no token of its own, keeps none, and lets fedd say what each may
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ _ANSWER_WITHIN_S: Final = 300.0  # behind other people's questions; a language m
 _DRAW_WITHIN_S: Final = 60.0  # behind other people's pages
 _SEND_WITHIN_S: Final = 3600.0  # a file, to whoever reads it slowly
 _EMBED_WITHIN_S: Final = 120.0
+_TOKENS: Final = 1000  # as many as a site has
 _TELL_WITHIN_S: Final = 15.0
 _PIECE: Final = int(bounds.of("UploadPart", "content").most)
 _END: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in its stubs
@@ -95,6 +98,8 @@ class Fedd:
             ],
         )
         self._stub: QuestionsAsyncStub = QuestionsStub(self._channel)
+        # Whose share it is, of tokens that were let in: known again, and not to be read.
+        self._key, self._shares = os.urandom(32), dict[bytes, str]()
 
     async def close(self) -> None:
         """Hang up."""
@@ -197,7 +202,21 @@ class Fedd:
         """What a token is for."""
         request = questions.WhoamiRequest()
         call = self._stub.Whoami(request, timeout=_TELL_WITHIN_S, metadata=_carrying(token))
-        return await _said(call)
+        who = await _said(call)
+        if len(self._shares) >= _TOKENS:
+            self._shares.clear()
+        # As fedd has it: a program's, whoever it asks for; a person's, however often they have
+        # signed in.
+        kind, *rest = who.name.split(":")
+        self._shares[self._digest(token)] = rest[0] if kind == "token" and rest else who.name
+        return who
+
+    def share_of(self, token: str) -> str | None:
+        """By whose name questions with it count; None: it has not been let in lately."""
+        return self._shares.get(self._digest(token))
+
+    def _digest(self, token: str) -> bytes:
+        return hashlib.blake2b(token.encode(), key=self._key).digest()
 
     async def view(self, rounds: int, token: str) -> questions.ViewReply:
         """How the site and its federation are; of so many of the newest rounds."""

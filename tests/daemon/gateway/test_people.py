@@ -20,6 +20,9 @@ import pytest
 import pytest_asyncio
 
 from config.control_socket import ASKS_FOR
+from daemon.gateway.application import Gateway
+from daemon.gateway.fedd import Fedd
+from daemon.gateway.refusals import Refusal
 from proto import control_pb2 as control
 from tests.daemon.gateway.gates import Gate, gateway, listening
 from tests.daemon.questions.people import Provider, grant, speaker, spoken, write_people
@@ -112,6 +115,20 @@ async def test_a_group_and_a_key_that_change_need_no_restart(door: Door) -> None
     assert "anchor winch" in await door.asked(door.signed("nurses", kid="two"))
     door.clinic.add("one")
     door.table("nurses")
+
+
+async def test_who_signs_in_twice_has_one_share_of_the_turns(door: Door) -> None:
+    fedd = Fedd(door.gate.site.folder / "questions.sock")
+    gateway, other = Gateway(fedd, 4), f"Bearer {await door.gate.token('ask')}"
+    one, again = (f"Bearer {door.signed('nurses', jti=name)}" for name in ("a", "b"))
+    async with gateway._admitted(one), gateway._admitted(again):
+        for token in (one, again):
+            with pytest.raises(Refusal, match="try again in a moment"):
+                async with gateway._admitted(token):
+                    pytest.fail("a third turn of four")
+        async with gateway._admitted(other):
+            pass
+    await fedd.close()
 
 
 async def test_who_is_blocked_asks_no_more(door: Door) -> None:
