@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.answering.citations import MARK, Checked, StatementCheck, Unsupported
+from config.kinds import Unsupported
+from daemon.answering.citations import MARK, Checked, StatementCheck
 from daemon.library.contents import Passage
 from daemon.library.search import Ranked
 
