@@ -102,6 +102,7 @@ class _Brought:
     replace: bool
     came_s: int
     size: int = 0
+    digest: bytes = b""  # SHA-256 of its bytes
     state: State = "waiting"
     cause: str = ""
 
@@ -200,7 +201,7 @@ class Uploads:
                 yield questions.UploadReply(upload=one.message())
                 path, original = await self._arrived(parts)
             stack.push_async_callback(asyncio.to_thread, path.unlink, missing_ok=True)
-            one.size = original.size
+            one.size, one.digest = original.size, original.digest
             recorded |= {"bytes": original.size, "sha256": original.digest.hex()}
             self._remember(one)
             work = asyncio.create_task(logged(self._become(one, path, original, stack.pop_all())))
@@ -342,9 +343,9 @@ class Uploads:
             found = reading.result()
         finally:  # it waits for processes to end
             await asyncio.to_thread(boxes.end)
-            if not reading.done() or not reading.cancelled():
-                await asyncio.wait({reading})
-                reading.exception()
+            await asyncio.wait({reading})
+            if not reading.cancelled():
+                reading.exception()  # nobody is left to hear of it
         if not found.documents:
             raise NotTakenError(found.problems or "there is nothing to read in it")
         return found
@@ -388,9 +389,14 @@ class Uploads:
                 await originals.keep(staged)
 
     def _may_know(self, one: _Brought) -> bool:
-        """Whether they may learn what that document says: who guesses is told nothing of it."""
+        """Whether they may learn what that document says: who guesses is told nothing of it.
+
+        Whoever brought just these bytes before learns nothing that they did not know.
+        """
         own = any(
-            before.document_id == one.document_id and before.is_here
+            (before.document_id, before.digest) == (one.document_id, one.digest)
+            and before.is_here
+            and before.is_told_to(one.bearer, None)
             for before in self._told.get(one.bearer.actor, ())
             if before is not one
         )

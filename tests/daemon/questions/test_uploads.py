@@ -205,6 +205,10 @@ async def test_who_guesses_what_a_document_says_is_not_told_that_they_are_right(
     for guess in (said, "The bosun earns 84100 crowns."):
         one = await brought(site, eve, guess, "pay.txt", replace=False)
         assert (one.state, "there is another document" in one.cause) == ("refused", True)
+    await brought(site, eve, "The bosun earns nothing.", "pay.txt")
+    await brought(site, ines, said, "pay.txt")  # and hers again
+    one = await brought(site, eve, said, "pay.txt", replace=False)
+    assert one.state == "refused", "nor who brought another one of that name before"
     for token in (ines, reader):  # whose it is, and who may read it
         assert (await brought(site, token, said, "pay.txt", replace=False)).state == "unchanged"
 
