@@ -35,11 +35,16 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def serving(
-    protocol: type[H11Protocol] | None = None, tls: ssl.SSLContext | None = None
+    protocol: type[H11Protocol] | None = None,
+    tls: ssl.SSLContext | None = None,
+    application: Any = None,
 ) -> AsyncIterator[int]:
-    """The port of a server whose connections are of that kind; None: ours."""
+    """The port of a server whose connections are of that kind; None: ours.
+
+    ``application``: what it serves; None: one that says hello.
+    """
     config = uvicorn.Config(
-        _hello,
+        application or _hello,
         http=protocol or Arrivals(tls),  # type: ignore[arg-type]
         h11_max_incomplete_event_size=HEADER_BYTES,
         ws="none",

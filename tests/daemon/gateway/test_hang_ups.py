@@ -11,20 +11,18 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 # isort: split
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from daemon.gateway import fedd as calls
 from daemon.gateway.application import Gateway
-from daemon.gateway.connections import Arrivals, Server
 from daemon.gateway.fedd import Fedd
 from daemon.state.tokens import Token
+from tests.daemon.gateway.test_connections import serving
 from tests.daemon.questions.test_questions import EVERY, Served, served
 from tests.support.lines import until
 
@@ -127,21 +125,8 @@ async def door(served: Served, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(served.tokens, "used", used)
     for name in ("_ANSWER", "_DRAW", "_EMBED", "_TELL"):  # no deadline ends it instead
         monkeypatch.setattr(calls, f"{name}_WITHIN_S", 3600.0)
-    config = uvicorn.Config(
-        counted,
-        http=Arrivals(),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-    )
-    server = Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        door.port = listening.getsockname()[1]
-        task = asyncio.create_task(server.serve(sockets=[listening]))
+    async with serving(application=counted) as door.port:
         yield door
-        server.should_exit = server.force_exit = True
-        await task
     await fedd.close()
 
 
