@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import copy_context
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,7 +62,19 @@ def settings_of(path: Path) -> Settings:
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; Ctrl-C cancels it and raises KeyboardInterrupt here."""
-    return asyncio.run(work)
+    return _runner().run(work, context=copy_context())
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    """One loop for all that a command does.
+
+    What grpc hears of a cancelled call after its loop was closed comes up as a traceback in the
+    next one: after Ctrl-C a command asks once more, for what there is so far.
+    """
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
 
 
 @asynccontextmanager
