@@ -141,10 +141,13 @@ def test_a_daemon_that_goes_away_leaves_the_old_file(
 
 
 def run_apart(socket: Path, file: Path, *within: str) -> subprocess.Popen[str]:
-    """`within` are the words of a program that starts it; a fork of our own would end in gRPC."""
+    """`within` are the words of a program that starts it; a fork of our own would end in gRPC.
+
+    It writes no bytecode: that which the limit cuts off would be read by whoever comes next.
+    """
     words = ["documents", "export", "--socket", str(socket), "--out", str(file), "--force"]
     return subprocess.Popen(
-        [*within, sys.executable, "-m", "daemon.fedctl", *words],
+        [*within, sys.executable, "-B", "-m", "daemon.fedctl", *words],
         stderr=subprocess.PIPE,
         text=True,
     )
