@@ -998,6 +998,7 @@ class Span(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """text, heading, table (a row a line, cells between tabs), figure"""
     begin: _builtins.int
@@ -1006,6 +1007,8 @@ class Span(_message.Message):
     """the first that is not of it"""
     page: _builtins.int
     """from 1; 0: no pages"""
+    ocr: _builtins.bool
+    """read from a picture, some of it at least"""
     @_builtins.property
     def place(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """left, top, right, bottom, as parts of the page; or none"""
@@ -1018,10 +1021,11 @@ class Span(_message.Message):
         end: _builtins.int = ...,
         page: _builtins.int = ...,
         place: _abc.Iterable[_builtins.float] | None = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "kind", b"kind", "page", b"page", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "kind", b"kind", "ocr", b"ocr", "page", b"page", "place", b"place"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1734,6 +1738,7 @@ class ShownPassage(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """as it was read; cells of a table between tabs"""
     context: _builtins.str
@@ -1742,6 +1747,8 @@ class ShownPassage(_message.Message):
     """text, table or figure"""
     page: _builtins.int
     """on which it begins, from 1; 0: no pages"""
+    ocr: _builtins.bool
+    """some of it was read from a picture"""
     @_builtins.property
     def copies(self) -> Global___Copies:
         """of it; absent: there are none"""
@@ -1754,10 +1761,11 @@ class ShownPassage(_message.Message):
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
         copies: Global___Copies | None = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "kind", b"kind", "page", b"page", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "kind", b"kind", "ocr", b"ocr", "page", b"page", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2071,6 +2079,7 @@ class AskReply(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     UNREAD_LANGUAGE_FIELD_NUMBER: _builtins.int
     CUT_SHORT_FIELD_NUMBER: _builtins.int
+    BY_OCR_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
@@ -2097,6 +2106,10 @@ class AskReply(_message.Message):
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """all retrieved, best first"""
 
+    @_builtins.property
+    def by_ocr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of the citations whose passage was read from a picture"""
+
     def __init__(
         self,
         *,
@@ -2111,10 +2124,11 @@ class AskReply(_message.Message):
         dropped: _builtins.int = ...,
         unread_language: _builtins.str = ...,
         cut_short: _builtins.str = ...,
+        by_ocr: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "citations", b"citations", "cut_short", b"cut_short", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "by_ocr", b"by_ocr", "citations", b"citations", "cut_short", b"cut_short", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2135,6 +2149,7 @@ class Citation(_message.Message):
     PAGE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     UNSUPPORTED_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """the [n] in the answer; 0 for a passage that is not cited"""
     document_id: _builtins.str
@@ -2155,6 +2170,8 @@ class Citation(_message.Message):
     """on which the passage begins, from 1; 0: no pages"""
     unsupported: _builtins.bool
     """a statement cites it that it does not support; kept, and marked"""
+    ocr: _builtins.bool
+    """some of the passage was read from a picture"""
     @_builtins.property
     def copies(self) -> Global___Copies:
         """of the passage, which stands for them; absent: there are none"""
@@ -2173,10 +2190,11 @@ class Citation(_message.Message):
         page: _builtins.int = ...,
         copies: Global___Copies | None = ...,
         unsupported: _builtins.bool = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title", "unsupported", b"unsupported"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "kind", b"kind", "number", b"number", "ocr", b"ocr", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2300,6 +2318,7 @@ class FoundPassage(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     document_id: _builtins.str
     """as ingested"""
     passage_id: _builtins.str
@@ -2316,6 +2335,8 @@ class FoundPassage(_message.Message):
     """text, table or figure"""
     page: _builtins.int
     """on which it begins, from 1; 0: no pages"""
+    ocr: _builtins.bool
+    """some of it was read from a picture"""
     @_builtins.property
     def explanation(self) -> Global___RankExplanation:
         """where it was asked for"""
@@ -2337,10 +2358,11 @@ class FoundPassage(_message.Message):
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
         copies: Global___Copies | None = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "explanation", b"explanation", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "copies", b"copies", "document_id", b"document_id", "explanation", b"explanation", "kind", b"kind", "ocr", b"ocr", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ show them as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ def _taken_out(count: int) -> str:
     return f"{count} statements were taken out: what they cite does not support them."
 
 
+def _by_ocr(numbers: Sequence[int]) -> str:
+    which = ", ".join(f"[{number}]" for number in numbers)
+    return (
+        f"Read from a picture (OCR), figures and names may be wrong: compare {which} with the page."
+    )
+
+
 NOTES: Final[dict[str, Callable[[Any], str]]] = {
     "unread_language": (
         "It seems to be asked in {}, which the encoder was not made for: what would answer it may "
@@ -29,6 +36,7 @@ NOTES: Final[dict[str, Callable[[Any], str]]] = {
     ).format,
     "cut_short": "The answer ends before its end, for the language model did: {}".format,
     "dropped": _taken_out,
+    "by_ocr": _by_ocr,
 }
 """By the field of AskReply that they are about, in the order in which they are told."""
 

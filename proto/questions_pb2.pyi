@@ -96,6 +96,7 @@ class PassageReply(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     passage_id: _builtins.str
     """as asked"""
     document_id: _builtins.str
@@ -114,6 +115,8 @@ class PassageReply(_message.Message):
     """the passage in front of it in its document; empty: it is the first"""
     after: _builtins.str
     """the passage behind it; empty: it is the last"""
+    ocr: _builtins.bool
+    """some of it was read from a picture"""
     @_builtins.property
     def place(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """on that page: left, top, right and bottom, 0 to 1 of its width and height; empty: not known"""
@@ -131,10 +134,11 @@ class PassageReply(_message.Message):
         place: _abc.Iterable[_builtins.float] | None = ...,
         before: _builtins.str = ...,
         after: _builtins.str = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "context", b"context", "document_id", b"document_id", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "place", b"place", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "context", b"context", "document_id", b"document_id", "kind", b"kind", "ocr", b"ocr", "page", b"page", "passage_id", b"passage_id", "place", b"place", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,6 +246,7 @@ class SourcePassage(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     RECTANGLE_FIELD_NUMBER: _builtins.int
+    OCR_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """as in Citation"""
     text: _builtins.str
@@ -252,6 +257,8 @@ class SourcePassage(_message.Message):
     """text, table or figure"""
     page: _builtins.int
     """on which it stands, from 1; 0: no pages"""
+    ocr: _builtins.bool
+    """some of it was read from a picture"""
     @_builtins.property
     def rectangle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """left, top, right, bottom, as parts of the page; or none"""
@@ -265,10 +272,11 @@ class SourcePassage(_message.Message):
         kind: _builtins.str = ...,
         page: _builtins.int = ...,
         rectangle: _abc.Iterable[_builtins.float] | None = ...,
+        ocr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "id", b"id", "kind", b"kind", "page", b"page", "rectangle", b"rectangle", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "id", b"id", "kind", b"kind", "ocr", b"ocr", "page", b"page", "rectangle", b"rectangle", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

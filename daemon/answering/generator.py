@@ -31,6 +31,7 @@ class Citation:
     page: int = 0  # on which it begins, from 1; 0: no pages
     copies: Copies | None = None  # of the passage: what says nearly the same
     unsupported: bool = False  # a statement cites it that it does not support; kept, and marked
+    ocr: bool = False  # some of the passage was read from a picture
 
 
 @dataclass(frozen=True)

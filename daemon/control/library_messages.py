@@ -128,7 +128,7 @@ def _document(item: control.Document) -> Document:
 
 def _span(span: control.Span) -> Span:
     place = cast(Place, tuple(span.place)) if span.place else None
-    return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place)
+    return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place, span.ocr)
 
 
 def filters_of(request: control.SearchRequest) -> Filters:
@@ -201,6 +201,7 @@ def _shown(passage: Passage, copies: Copies | None) -> control.ShownPassage:
         kind=passage.kind,
         page=passage.page,
         copies=_copies(copies),
+        ocr=passage.ocr,
     )
 
 
@@ -243,6 +244,7 @@ def answer_fields(answer: GeneratedAnswer, message: Descriptor) -> dict[str, Any
     So a field that both have is told without a word here.
     """
     told: dict[str, Any] = {"answer": answer.text, "abstained": not answer.citations}
+    told["by_ocr"] = [one.number for one in answer.citations if one.ocr]
     for name, value in vars(answer).items():
         of_citations = name in ("citations", "passages")
         told[name] = [*map(citation_message, value)] if of_citations else value
@@ -303,6 +305,7 @@ def found_messages(searched: Searched, explain: bool) -> list[control.FoundPassa
             kind=passage.kind,
             page=passage.page,
             copies=_copies(ranked.copies),
+            ocr=passage.ocr,
         )
         if explain and ranked.explanation is not None:
             found.explanation.CopyFrom(

@@ -423,6 +423,7 @@ class Pages:
             source=reply,
             passages=shown,
             page=page,
+            by_ocr=found is not None and found.ocr,
             rectangle=None if found is None else views.rectangle_of(found),
             image=image if page and reply.has_pages else "",
             download=original if reply.file_name and "originals" in person.scopes else "",

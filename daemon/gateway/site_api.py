@@ -111,6 +111,7 @@ class Source(BaseModel):
     page: int | None = Field(description="On which the passage begins; null: no pages.")
     kind: str = Field(description="Of the passage: text, table or figure.")
     context: str = Field(description="What stands above it: a heading, a table's header.")
+    ocr: bool = Field(description="Some of it was read from a picture: compare it with the page.")
 
 
 class Mark(BaseModel):
@@ -141,6 +142,7 @@ class Answer(BaseModel):
     unread_language: str = Field(
         description="The question's, where it seems to be one that is not searched well; or empty."
     )
+    by_ocr: list[int] = Field(description="The [n] whose passage was read from a picture.")
     notes: list[str] = Field(description="What of all this a person should know, in sentences.")
     citations: list[Citation]
     model_version: str = Field(description="Digest of the version that answered.")
@@ -208,10 +210,13 @@ class Uploads(BaseModel):
 
 
 def _alike(kind: type[BaseModel], message: Message) -> dict[str, Any]:
-    """What is said under the same name there, where it is one value."""
+    """What is said under the same name there: values, and lists of them."""
     fields = message.DESCRIPTOR.fields_by_name
-    same = [name for name in kind.model_fields if name in fields and not fields[name].is_repeated]
-    return {name: getattr(message, name) for name in same}
+    lists = {name for name, field in fields.items() if field.is_repeated}
+    messages = {name for name, field in fields.items() if field.message_type is not None}
+    same = [name for name in kind.model_fields if name in fields and name not in messages]
+    told = {name: getattr(message, name) for name in same}
+    return {name: [*value] if name in lists else value for name, value in told.items()}
 
 
 def _source(of: control.Citation | control.FoundPassage | questions.PassageReply) -> dict[str, Any]:
@@ -222,6 +227,7 @@ def _source(of: control.Citation | control.FoundPassage | questions.PassageReply
         "page": of.page or None,
         "kind": of.kind,
         "context": of.context,
+        "ocr": of.ocr,
     }
 
 

@@ -31,7 +31,7 @@ class Splitter(Protocol):
 class Passage:
     """A retrievable piece of a document; ``rowid`` is its label in the dense index.
 
-    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`;
+    ``context``, ``kind``, ``page``, ``ocr`` and ``place``: as in `daemon.library.passages.Piece`;
     ``language``: its document's.
     """
 
@@ -44,6 +44,7 @@ class Passage:
     kind: Kind = "text"
     page: int = 0
     language: str = ""
+    ocr: bool = False
     place: Place | None = None
 
     @property
@@ -152,6 +153,14 @@ def embedding_text(title: str, text: str, context: str = "") -> str:
     return text
 
 
+def row_of(document: Document, name: str, piece: Piece) -> dict[str, Any]:
+    """A passage of a document as the library keeps it, by what it is called there."""
+    embedded = embedding_text(document.title, piece.text, piece.context)
+    place = json.dumps(piece.place) if piece.place else None
+    about = {"id": name, "of": document.id, "title": document.title}
+    return vars(piece) | about | {"content": content_of(embedded), "place": place}
+
+
 def content_of(embedded: str) -> bytes:
     """SHA-256 of a text as it is embedded."""
     return hashlib.sha256(embedded.encode()).digest()
@@ -164,7 +173,8 @@ def digests_of(document: Document, language: str, splitter: Splitter) -> tuple[b
     """
     fields: list[Any] = [splitter.name, document.title, document.text, document.split]
     about = (document.author, document.date, document.language)
-    blocks = [astuple(span) for span in document.spans]
+    # What OCR did not read is known by what it was before that was noted.
+    blocks = [astuple(span) if span.ocr else astuple(span)[:-1] for span in document.spans]
     if language not in ("", USUAL_LANGUAGE):  # cut by rules of its own, which format 2 had not
         own = hashlib.sha256(json.dumps([*fields, blocks, language]).encode()).digest()
         return own, own

@@ -42,7 +42,7 @@ class Piece:
     """A passage of a document: characters ``begin`` to ``end``, without it, of its text.
 
     ``context``: what stands above it and is not part of it. ``page`` and ``place``: of its
-    beginning; 0 and None where there are no pages.
+    beginning; 0 and None where there are no pages. ``ocr``: some of it is from a picture.
     """
 
     text: str
@@ -52,6 +52,7 @@ class Piece:
     page: int = 0
     place: Place | None = None
     context: str = ""
+    ocr: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,9 @@ class SentenceSplitter:
                 cut = self._sentences(part, budget, context, document.language)
             for first, last, above in cut:
                 piece = text[begin + first : begin + last]
-                page, place = _where(spans, begin + first, begin + last)
-                pieces.append(Piece(piece, begin + first, begin + last, kind, page, place, above))
+                at = begin + first, begin + last
+                page, place, ocr = _where(spans, *at)
+                pieces.append(Piece(piece, *at, kind, page, place, above, ocr))
         return pieces
 
     def _beside(self, context: str, budget: int) -> int:
@@ -176,16 +178,16 @@ def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
         yield "text", run, "\n".join(above)
 
 
-def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | None]:
-    """The page on which a passage begins, and what it covers there."""
+def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | None, bool]:
+    """The page on which a passage begins, what it covers there, and whether OCR read any of it."""
     first = bisect_right(spans, begin, key=lambda span: span.end)
     covered = spans[first : bisect_left(spans, end, key=lambda span: span.begin)]
-    page = covered[0].page
+    page, ocr = covered[0].page, any(span.ocr for span in covered)
     places = [span.place for span in covered if span.page == page and span.place is not None]
     if not places:
-        return page, None
+        return page, None, ocr
     left, top, right, bottom = zip(*places, strict=True)
-    return page, (min(left), min(top), max(right), max(bottom))
+    return page, (min(left), min(top), max(right), max(bottom)), ocr
 
 
 def split_ranges(

@@ -15,7 +15,7 @@ from daemon.library.catalogue.name_words import name_words
 from daemon.library.catalogue.originals import folder_of
 from daemon.state.folder import StateFolder
 
-_SCHEMA_VERSION = 6
+_SCHEMA_VERSION = 7
 _BUSY_MS = 30_000
 _MAPPED = 64 << 10  # bytes: twice what SQLite maps to share its log
 _WORDS = """
@@ -73,6 +73,9 @@ CREATE TABLE pair_answer (             -- to compare answers with; each is right
   PRIMARY KEY (pair, position)
 ) WITHOUT ROWID;
 """
+# Whether OCR read some of a passage. Of those that were here before it is not known: they are told
+# as the others are, until their file is read again. Not in formats before 7.
+_OCR = "ALTER TABLE passage ADD COLUMN ocr INTEGER NOT NULL DEFAULT 0;\n"
 _WAITING = """
 CREATE TABLE waiting (                 -- documents with pages that only OCR can read
   document_id TEXT PRIMARY KEY,        -- which need not be here: a scan may have no other page
@@ -167,7 +170,7 @@ CREATE TABLE pair_positive (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
-{_FEATURES_OF}{_REMOVAL}{_REWRITTEN}{_REFERENCES}"""
+{_FEATURES_OF}{_REMOVAL}{_REWRITTEN}{_REFERENCES}{_OCR}"""
 
 
 # From format 1, which knew of no context, no place and no watched folder.
@@ -209,6 +212,7 @@ _STEPS = {
     3: f"{_READ_AGAIN} {_WAITING} {_PAIRS_OF} {_ORIGINALS} {_NEAR_DUPLICATES} {_NOTE_ALL}",
     4: f"{_REWRITTEN} {_FEATURES_OF}",
     5: _REFERENCES,
+    6: _OCR,
 }
 
 

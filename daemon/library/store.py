@@ -44,12 +44,12 @@ from daemon.library.contents import (
     RemovedCounts,
     Splitter,
     StoredDocument,
-    content_of,
     digests_of,
     embedding_text,
     matrix_of,
     query_content_of,
     raw_rows,
+    row_of,
 )
 from daemon.library.erasure import Erasure
 from daemon.library.file_notes import FileNotes, FilePart, FilesGone, FilesRead
@@ -62,7 +62,7 @@ from daemon.process.faultpoints import passing
 
 _PASSAGES = (
     "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page,"
-    " (SELECT language FROM document d WHERE d.id = p.document_id), p.place FROM passage p"
+    " (SELECT language FROM document d WHERE d.id = p.document_id), p.ocr, p.place FROM passage p"
 )
 
 
@@ -173,24 +173,10 @@ class Library:
         pieces = splitter(document)
         names = passage_ids(document.id, [piece.text for piece in pieces])
         self._db.executemany(
-            "INSERT INTO passage(id, document_id, title, text, content, context, kind, page,"
-            " place, begins, ends) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    name,
-                    document.id,
-                    document.title,
-                    piece.text,
-                    content_of(embedding_text(document.title, piece.text, piece.context)),
-                    piece.context,
-                    piece.kind,
-                    piece.page,
-                    json.dumps(piece.place) if piece.place else None,
-                    piece.begin,
-                    piece.end,
-                )
-                for name, piece in zip(names, pieces, strict=True)
-            ],
+            "INSERT INTO passage(id, document_id, title, text, content, context, kind, page, place,"
+            " begins, ends, ocr) VALUES (:id, :of, :title, :text, :content, :context, :kind, :page,"
+            " :place, :begin, :end, :ocr)",
+            [row_of(document, *named) for named in zip(names, pieces, strict=True)],
         )
         return "new" if row is None else "changed"
 
@@ -389,7 +375,10 @@ class Library:
 
     def _passages(self, query: str, values: Sequence[object]) -> list[Passage]:
         rows = self._rows(query, values)
-        return [Passage(*(*row, place and tuple(json.loads(place)))) for *row, place in rows]
+        return [
+            Passage(*(*row, bool(ocr), place and tuple(json.loads(place))))
+            for *row, ocr, place in rows
+        ]
 
     # ---- question pairs --------------------------------------------------------
 

@@ -366,6 +366,7 @@ class _AnsweringTo:
             kind=one.kind,
             page=one.page,
             place=one.place or (),
+            ocr=one.ocr,
             before=before,
             after=after,
         )

@@ -71,4 +71,5 @@ def _message(passage: Passage) -> questions.SourcePassage:
         kind=passage.kind,
         page=passage.page,
         rectangle=passage.place or (),
+        ocr=passage.ocr,
     )

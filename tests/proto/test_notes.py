@@ -27,7 +27,8 @@ def with_every_note() -> AskReply:
     told: dict[str, Any] = {
         name: f"<b>{name}</b>" if fields[name].type == STRING else 2 for name in NOTES
     }
-    return AskReply(**told)
+    lists = {name: [value] for name, value in told.items() if fields[name].is_repeated}
+    return AskReply(**told | lists)
 
 
 def test_each_field_of_an_answer_is_shown_or_has_a_sentence() -> None:
@@ -61,8 +62,13 @@ def test_an_answer_as_one_would_think_has_no_notes() -> None:
             "It seems to be asked in de, which the encoder was not made for: what would answer it "
             "may not be found.",
         ),
+        (
+            AskReply(by_ocr=[1, 3]),
+            "Read from a picture (OCR), figures and names may be wrong: compare [1], [3] with the "
+            "page.",
+        ),
     ],
-    ids=["one taken out", "two", "stood in for", "cut short", "unread"],
+    ids=["one taken out", "two", "stood in for", "cut short", "unread", "by OCR"],
 )
 def test_each_of_what_is_not_as_one_would_think_is_a_sentence(reply: AskReply, note: str) -> None:
     assert notes_of(reply) == [note]

@@ -295,7 +295,12 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         shown = [
             control.ShownPassage(
-                text="Locks leak.", context="Of locks", kind="text", page=3, copies=COPIES
+                text="Locks leak.",
+                context="Of locks",
+                kind="text",
+                page=3,
+                copies=COPIES,
+                ocr=True,
             ),
             control.ShownPassage(text="Part\tTons\nSill\t2", kind="table", page=4),
         ]
@@ -348,7 +353,9 @@ class CannedDaemon(ControlServicer):
             passage_id="d1#0",
             title="Locks",
             text="Locks leak.",
+            page=3,
             copies=COPIES,
+            ocr=True,
         )
         reply = control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
         reply.MergeFrom(self.noted)

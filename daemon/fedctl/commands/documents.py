@@ -530,7 +530,7 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
         console.print(plain_text(f"{name}: {in_line(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
         console.print()
-        above = [f"page {passage.page}"] if passage.page else []
+        above = [f"page {passage.page}{', read by OCR' * passage.ocr}"] if passage.page else []
         above += [passage.context] if passage.context else []
         if above:
             console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)

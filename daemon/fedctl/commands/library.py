@@ -333,8 +333,7 @@ def show_answer(console: Console, reply: AskReply) -> None:
         console.print()
     for citation in reply.citations:
         title = citation.title or citation.document_id
-        page = f", page {citation.page}" if citation.page else ""
-        where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
+        where = visible(f"{title} ({citation.passage_id}{_page(citation)})").replace("\n", " ")
         said = _with_header(citation, answer)
         doubt = " (does not support all that cites it)" if citation.unsupported else ""
         line = f"[{citation.number}] {where}{doubt}: {said}"
@@ -345,6 +344,11 @@ def show_answer(console: Console, reply: AskReply) -> None:
     for note in notes_of(reply):
         console.print(plain_text(f"\n{in_line(note)}"), style="dim", soft_wrap=True)
     _show_retrieved(console, reply)
+
+
+def _page(of: Citation | FoundPassage) -> str:
+    """Where in its document a passage is, behind the document's name; files need not have pages."""
+    return f", page {of.page}{', read by OCR' * of.ocr}" if of.page else ""
 
 
 def _with_header(citation: Citation, answer: str) -> str:
@@ -478,8 +482,7 @@ async def _search(session: Session, request: SearchRequest) -> tuple[SearchReply
 def _show_found(console: Console, reply: SearchReply, among: str) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
-        page = f", page {passage.page}" if passage.page else ""
-        head = f"{number}. {title} ({in_line(passage.document_id)}{page})"
+        head = f"{number}. {title} ({in_line(passage.document_id)}{_page(passage)})"
         console.print(plain_text(head), style="bold", soft_wrap=True)
         if passage.HasField("explanation"):
             for line in _explained(passage):

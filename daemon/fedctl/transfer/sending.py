@@ -260,7 +260,12 @@ def _span(span: Span) -> control_pb2.Span:
     from proto import control_pb2
 
     return control_pb2.Span(
-        kind=span.kind, begin=span.begin, end=span.end, page=span.page, place=span.place or ()
+        kind=span.kind,
+        begin=span.begin,
+        end=span.end,
+        page=span.page,
+        place=span.place or (),
+        ocr=span.ocr,
     )
 
 

@@ -60,6 +60,7 @@ class ShownPassage:
     link: str
     also: list[str]
     unsupported: bool = False
+    ocr: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def _shown(
         link=source_link(one.document_id, one.passage_id, mark) if linked else "",
         also=list(dict.fromkeys(copy.document_id for copy in one.copies.first)),
         unsupported=doubted,
+        ocr=one.ocr,
     )
 
 

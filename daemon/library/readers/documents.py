@@ -43,6 +43,7 @@ class Block:
     text: str
     page: int = 0  # from 1; 0: a file without pages
     place: Place | None = None  # None: a file without a layout
+    ocr: bool = False  # read from a picture, some of it at least
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Span:
     end: int
     page: int = 0
     place: Place | None = None
+    ocr: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ def joined(blocks: Iterable[Block]) -> tuple[str, tuple[Span, ...]]:
     begin = 0
     for block in blocks:
         texts.append(block.text)
-        spans.append(Span(block.kind, begin, begin + len(block.text), block.page, block.place))
-        begin = spans[-1].end + len(_BETWEEN)
+        end = begin + len(block.text)
+        spans.append(Span(block.kind, begin, end, block.page, block.place, block.ocr))
+        begin = end + len(_BETWEEN)
     return _BETWEEN.join(texts), tuple(spans)
 
 

@@ -15,7 +15,7 @@ from daemon.process.metrics import counts
 from daemon.services.indexes import warnings_of
 from proto import control_pb2 as control
 
-CITED = Citation(1, "locks", "locks#0", "Locks", "Locks leak.", 0.5)
+CITED = Citation(1, "locks", "locks#0", "Locks", "Locks leak.", 0.5, page=3, ocr=True)
 ANSWERED = Answered(
     text="Locks leak. [1]",
     citations=(CITED,),
@@ -38,7 +38,8 @@ def test_every_field_of_a_reply_is_told_of_an_answer() -> None:
     assert set(reply.DESCRIPTOR.fields_by_name) - told == {"abstained", "seconds"}
     assert (reply.answer, reply.instead, reply.cut_short) == ("Locks leak. [1]", "no room", "late")
     assert (len(reply.citations), len(reply.passages)) == (1, 2)
-    assert reply.citations[0].text == "Locks leak."
+    assert (reply.citations[0].text, reply.citations[0].ocr) == ("Locks leak.", True)
+    assert reply.by_ocr == [1]
 
 
 def test_an_answer_that_cites_nothing_is_none() -> None:

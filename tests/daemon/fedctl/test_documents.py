@@ -83,7 +83,11 @@ def test_a_large_library_is_listed_page_by_page(
 def test_a_document_is_shown_passage_by_passage(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("documents", "show", "rules.md").out
     assert "rules.md: 2 passages, split train" in out
-    assert out.index("page 3: Of locks") < out.index("Locks leak.") < out.index("page 4")
+    assert (
+        out.index("page 3, read by OCR: Of locks")
+        < out.index("Locks leak.")
+        < out.index("page 4\n")
+    )
     assert "Part | Tons\nSill | 2" in out
     assert daemon.asked[0].id == "rules.md"
 

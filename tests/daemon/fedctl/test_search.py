@@ -35,6 +35,7 @@ def test_where_a_passage_stands_once_more_is_told(fedctl: Fedctl, daemon: Canned
     line = "also, or nearly so, in: old/d1, page 7; and 2 more"
     for words in (("search", "why"), ("ask", "why"), ("documents", "show", "rules.md")):
         assert fedctl(*words).out.count(line) == 1, "one of two passages has copies"
+    assert "(d1#0, page 3, read by OCR): " in fedctl("ask", "why").out
     first, second = fedctl("search", "why", "--json").object["passages"]
     assert (first["copies"]["count"], second["copies"]) == (3, None)
     assert first["copies"]["first"][0]["document_id"] == "old/d1"

@@ -217,10 +217,11 @@ def test_a_table_of_one_column_has_its_first_row_above_it() -> None:
 def test_a_passage_knows_its_page_and_covers_its_blocks_there() -> None:
     document = made_of(
         Block("text", "First of all.", page=1, place=(0.1, 0.2, 0.5, 0.3)),
-        Block("text", "Second.", page=1, place=(0.05, 0.3, 0.4, 0.4)),
+        Block("text", "Second.", page=1, place=(0.05, 0.3, 0.4, 0.4), ocr=True),
         Block("text", "Third, overleaf, at last.", page=2, place=(0.1, 0.1, 0.9, 0.2)),
     )
     whole, overleaf = cut(document, 20)
+    assert (whole.ocr, overleaf.ocr) == (True, False), "a part of it that OCR read is enough"
     assert (whole.page, whole.place) == (1, (0.05, 0.2, 0.5, 0.4))
     assert overleaf.text == "Third, overleaf, at last.", "a passage is of one page"
     assert (overleaf.page, overleaf.place) == (2, (0.1, 0.1, 0.9, 0.2))

@@ -172,7 +172,12 @@ def assert_as_format_2_was(library: Library) -> None:
     assert (handbook.spans[-1].page, handbook.spans[-1].place) == (3, (0.1, 0.2, 0.5, 0.75))
 
 
-FORMAT_5 = """
+FORMAT_6 = """
+ALTER TABLE passage DROP COLUMN ocr;
+PRAGMA user_version = 6;
+"""
+FORMAT_5 = f"""
+{FORMAT_6}
 DROP TABLE pair_answer;
 ALTER TABLE pair DROP COLUMN qtype;
 ALTER TABLE pair DROP COLUMN reasoning;
@@ -225,6 +230,24 @@ def test_pairs_of_format_5_are_kept_and_can_say_a_right_answer(tmp_path: Path) -
         assert library.referenced("test") == ([said], 0)
 
 
+def test_what_ocr_read_is_marked_when_a_file_of_format_6_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "library.sqlite3"
+    text, before = joined([Block("text", "Hemp rope is tarred.", 1)])
+    typed, scan = (Document(name, "", text, spans=before) for name in ("typed.pdf", "scan.pdf"))
+    with Library.open(path) as library:
+        library.put_documents([typed, scan], splitter=five_words())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FORMAT_6)
+    scan = replace(scan, spans=(replace(before[0], ocr=True),))
+    with Library.open(path) as library:
+        assert not any(passage.ocr for passage in library.passages())
+        told = library.put_documents([typed, scan], splitter=five_words())
+        assert (told.unchanged, told.changed) == (1, 1)
+        marked = {passage.document_id: passage.ocr for passage in library.passages()}
+        assert marked == {"typed.pdf": False, "scan.pdf": True}
+        assert library.whole_documents(["scan.pdf"], 1)[0][0].spans == scan.spans
+
+
 def _killed(path: Path) -> None:
     """Open it, and die in the midst of the migration: nothing is flushed or undone."""
     seen: list[str] = []
@@ -263,7 +286,7 @@ def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     Library.open(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 6: use the version"):
+    with pytest.raises(LibraryError, match="format 99, this program reads 7: use the version"):
         Library.open(path)
 
 

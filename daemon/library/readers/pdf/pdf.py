@@ -167,7 +167,9 @@ class _Reader:
         problems: list[Read] = []
         figures: list[Figure] = []
         style = self._style
-        if is_image(words, drawn, frame):
+        scanned = is_image(words, drawn, frame)
+        by_ocr = scanned and self._engine is not None
+        if scanned:
             if self._engine is None:
                 self._waiting.append(number)
             else:
@@ -210,6 +212,8 @@ class _Reader:
                 for block in blocks
                 if block.place
             ]
+        if by_ocr:
+            blocks = [replace(block, ocr=True) for block in blocks]
         return [*blocks, *problems]
 
     def _figure(
@@ -228,11 +232,14 @@ class _Reader:
             len(row.words) for table in tables_of(rows) for row in rows[table.first : table.end]
         )
         if 2 * in_tables > len(words):
-            return list(blocks_of(rows, self._style, frame, number, ()))
+            return [
+                replace(block, ocr=True)
+                for block in blocks_of(rows, self._style, frame, number, ())
+            ]
         caption = figure.caption or (_heading_above(blocks, place) if words else "")
         lines = [caption, *(row.text for row in rows)]
         text = "\n".join(line for line in lines if line)
-        return [Block("figure", text, number, place)] if text else []
+        return [Block("figure", text, number, place, bool(rows))] if text else []
 
 
 def _heading_above(blocks: Sequence[Block], place: Place) -> str:

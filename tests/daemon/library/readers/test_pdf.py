@@ -393,6 +393,7 @@ def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> 
     rows = [line.split("\t") for line in table.text.split("\n")]
     assert ["North", "1,204", "9,871"] in rows
     assert ["Total", "4,716", "14,315"] in rows
+    assert all(block.ocr for block in found)
 
 
 @pytest.mark.slow
@@ -409,6 +410,7 @@ def test_a_figure_has_its_caption_and_what_stands_in_it(tmp_path: Path) -> None:
     found = blocks(made(tmp_path / "a.pdf", draw))
     assert [block.kind for block in found] == ["text", "figure", "text"]
     assert found[1].text == "Figure 1. Ways to the theatre\nSurgery\nPharmacy"
+    assert [block.ocr for block in found] == [False, True, False]
 
 
 @pytest.mark.slow
