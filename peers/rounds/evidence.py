@@ -8,7 +8,7 @@ is for people to find out. Until then nobody waits for the attempts that it lead
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 from peers.wire.certificates import vote_payload
 from peers.wire.errors import RemoteProtocolError
@@ -127,6 +127,11 @@ def _wrapped(vote: pb.Vote) -> pb.Signed:
     return signed_by(vote.SerializeToString(deterministic=True), signature_of(vote))
 
 
+def _must_be_of(manifest: FederationManifest, site: str, federation_id: str) -> None:
+    """What a site signs in another federation, with a key that counts here too, is no matter."""
+    must_be(federation_id == manifest.federation_id, site, "is accused of words said elsewhere")
+
+
 def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManifest) -> str:
     """The site that contradicts itself.
 
@@ -139,12 +144,15 @@ def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManife
         for one in (first, second):
             vote = parse_signed(pb.Vote, one.body)
             must_be(vote.site == site, site, "is accused of another site's vote")
+            _must_be_of(manifest, site, vote.body.federation_id)
             payload = vote_payload(vote.body, vote.attempt)
             keys.verify(payload, signature_of(vote), manifest, past=True)
     else:
         label, as_a = _SIGNED_AS[kind]
         for one in (first, second):
-            read(keys, label, as_a, one, manifest, past=True)
+            said: Any = read(keys, label, as_a, one, manifest, past=True)
+            if not isinstance(said, pb.Applied):  # the sum that it names is of one federation
+                _must_be_of(manifest, site, said.federation_id)
     if _say_the_same(kind, first, second) or _about(kind, first.body) != _about(kind, second.body):
         raise RemoteProtocolError(f"{site} is accused of what does not contradict itself")
     return site

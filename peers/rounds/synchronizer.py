@@ -18,7 +18,7 @@ from peers.rounds.replica import Replica
 from peers.rounds.run_in_force import RunInForce
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.signing import Kind, read
+from peers.wire.signing import Kind, must_be, read
 from proto import federation_pb2 as pb
 
 
@@ -235,6 +235,7 @@ class Synchronizer:
             return
         for signed in message.promises:
             promise = read(here.keys, Kind.PROMISE, pb.Promise, signed, here.manifest)
+            must_be(promise.federation_id == here.federation_id, signed.site, "promises elsewhere")
             if promise.round == here.round and signed.site != here.site:
                 here.note(pb.TWO_PROMISES, signed)
                 here.is_at(signed.site, promise.attempt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peers.attempts.statement import EncodedStatement, value_of
@@ -55,6 +57,18 @@ def shown(kind: pb.EvidenceKind.ValueType, first: pb.Signed, second: pb.Signed) 
 
 def check(stage: Stage, found: pb.Evidence) -> str:
     return evidence.check_evidence(found, stage.us, stage.manifest)
+
+
+@pytest.mark.parametrize("kind", [pb.TWO_PROMISES, pb.TWO_STATEMENTS, pb.TWO_VOTES])
+def test_what_a_site_signs_in_another_federation_accuses_nobody(
+    stage: Stage, kind: pb.EvidenceKind.ValueType
+) -> None:
+    """With a key that counts here, too: as where it keeps a log of each of two models."""
+    here = replace(stage.manifest, federation_id="elsewhere")
+    found = shown(kind, signed(stage, kind, "d"), signed(stage, kind, "d", otherwise=True))
+    assert check(stage, found) == "d"
+    with pytest.raises(RemoteProtocolError, match="said elsewhere"):
+        evidence.check_evidence(found, stage.us, here)
 
 
 @pytest.mark.parametrize("kind", KINDS)
