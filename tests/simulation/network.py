@@ -125,11 +125,13 @@ class World:
         copies: bool = True,
         mode: pb.Mode.ValueType = pb.CKKS,
         faulty_sites: int = 0,
+        federation: str = FEDERATION,
     ) -> None:
         """``copies``: a receiver gets a message of its own, as over a network."""
         names = string.ascii_lowercase[:sites]
+        self.federation = federation
         self.manifest = FederationManifest(
-            FEDERATION,
+            federation,
             1,
             tuple(ManifestSite(name, f"{name}:1", True) for name in names),
             faulty_sites,
@@ -263,7 +265,9 @@ class World:
         self._clocks[name] = clock
         self._armed[name] = math.inf
         here = Replica(
-            Member(name, FEDERATION, SimulatedKeys(name), incarnation(name, self._boots[name])),
+            Member(
+                name, self.federation, SimulatedKeys(name), incarnation(name, self._boots[name])
+            ),
             Stored(disk.durable, last.certificate if last else None),
             manifest=self.installed[name],
             model=SharedModel(self.shapes.get(name, SHAPE), 2),

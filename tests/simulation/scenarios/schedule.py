@@ -16,7 +16,7 @@ from itertools import combinations
 from peers.rounds.protocol import Protocol
 from peers.wire.manifest import FederationManifest, ManifestSite
 from proto import federation_pb2 as pb
-from tests.simulation.network import FEDERATION, World
+from tests.simulation.network import World
 from tests.simulation.scenarios.faults import Faults
 from tests.simulation.scenarios.invariants import claim
 
@@ -339,7 +339,7 @@ def _changes(chance: random.Random, names: str, peace: float) -> list[Fault]:
 
 
 @dataclass
-class _Play:
+class Play:
     """A scenario under way."""
 
     scenario: Scenario
@@ -347,6 +347,17 @@ class _Play:
     _next_wish: float = 0.0
     _strange: int = 0
     _stopped: bool = False
+
+    def corrupt(self) -> None:
+        """From now on the scenario's liar lies."""
+        world, liar = self.world, self.scenario.liar
+        if not liar:
+            return
+        lies = random.Random(f"lies {self.scenario.seed}")
+        world.make_liar(liar, lies)
+        if self.scenario.way != "norm":  # by a robust rule's weights, those of everybody are known
+            world.examples[liar] = lies.choice((1, 100, 500, 10**6))
+            world.set_willing(liar, willing=True)
 
     def arrange(self) -> None:
         world = self.world
@@ -380,7 +391,7 @@ class _Play:
                 world.restore(site, writes)
                 world.at(world.now + down_s, world.start, site)
             case Change(_, site, spread_s):
-                self._change(site, spread_s)
+                self.change(site, spread_s)
 
     def _fast(self, site: str) -> None:
         self.world.slowness.pop(site, None)
@@ -388,7 +399,7 @@ class _Play:
     def _willing(self, site: str) -> None:
         self.world.set_willing(site, willing=True)
 
-    def _change(self, site: str, spread_s: float) -> None:
+    def change(self, site: str, spread_s: float) -> None:
         """The next manifest differs by one site, and the last one has committed a round."""
         world = self.world
         newest = max(world.manifests.values(), key=lambda manifest: manifest.version)
@@ -407,7 +418,7 @@ class _Play:
         version = newest.version + 1
         sites = tuple(known[name] for name in sorted(known))
         faulty = newest.faulty_sites
-        manifest = FederationManifest(FEDERATION, version, sites, faulty)
+        manifest = FederationManifest(world.federation, version, sites, faulty)
         world.manifests[version] = manifest
         if site not in world.disks:
             world.installed[site] = manifest
@@ -517,13 +528,8 @@ def play_in(world: World, scenario: Scenario) -> World:
     A site whose state goes back is one of f that do not keep what they have promised.
     Three sites are safe and not live: with a liar among them nothing must be committed.
     """
-    under_way = _Play(scenario, world)
-    if scenario.liar:
-        lies = random.Random(f"lies {scenario.seed}")
-        world.make_liar(scenario.liar, lies)
-        if scenario.way != "norm":  # by a robust rule's weights, those of everybody are known
-            world.examples[scenario.liar] = lies.choice((1, 100, 500, 10**6))
-            world.set_willing(scenario.liar, willing=True)
+    under_way = Play(scenario, world)
+    under_way.corrupt()
     for fault in scenario.schedule:
         if isinstance(fault, Restore) and scenario.faulty_sites:
             # It counts towards f, which a liar is already.
