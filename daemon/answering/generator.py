@@ -121,4 +121,5 @@ def cite(number: int, ranked: Ranked, text: str) -> Citation:
         passage.kind,
         passage.page,
         ranked.copies,
+        ocr=passage.ocr,
     )

@@ -323,7 +323,7 @@ class CannedDaemon(ControlServicer):
             document = control.Document(
                 id=name, title=f"Of {name}", text="Locks leak.\n", date="2024-05-31"
             )
-            document.spans.add(kind="text", begin=0, end=11)
+            document.spans.add(kind="text", begin=0, end=11, ocr=True)
             document.tags.tags.append("wet")
             yield control.ExportDocumentsPart(documents=[document])
         pair = control.Pair(query="Warum läuft es?", positives=names, split="valid")

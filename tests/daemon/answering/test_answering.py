@@ -53,6 +53,8 @@ def test_a_row_of_a_table_is_cited_with_its_header() -> None:
     assert cite(1, whole, "East\t30").context == "Beds in use\nWing\tBeds"
     assert cite(1, whole, "Wing\tBeds").context == "Beds in use"
     assert cite(0, whole, TABLE).context == "Beds in use", "which begins with its header"
+    scan = cite(1, Ranked(replace(WARDS, page=4, ocr=True), 1.0), TABLE)
+    assert (scan.page, scan.ocr, cite(1, whole, TABLE).ocr) == (4, True, False)
     later = Ranked(replace(WARDS, text="West\t28", context="Wing\tBeds"), 1.0)
     assert cite(1, later, "West\t28").context == "Wing\tBeds"
 

@@ -46,7 +46,7 @@ def test_a_file_is_what_ingest_reads(fedctl: Fedctl, daemon: CannedDaemon, file:
     first, _, last, pair = read(file)
     assert (vars(first)["id"], vars(last)["id"]) == ("manuals/lift.txt", "rules.md")
     assert (vars(first)["date"], vars(first)["tags"]) == ("2024-05-31", ("wet",))
-    assert [span.end for span in vars(first)["spans"]] == [11]
+    assert [(span.end, span.ocr) for span in vars(first)["spans"]] == [(11, True)]
     assert vars(pair)["query"] == "Warum läuft es?"
 
 
