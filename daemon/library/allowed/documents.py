@@ -34,7 +34,9 @@ CREATE TEMP TABLE allowed (begins TEXT NOT NULL, below TEXT NOT NULL);
 CREATE TEMP TABLE wanted (rowid INTEGER PRIMARY KEY, id TEXT NOT NULL, content BLOB NOT NULL);
 """
 _DOCUMENT = "id, title, split, digest, source, author, date, language"
-_PASSAGE = "rowid, id, document_id, title, text, content, context, kind, page, place, begins, ends"
+_PASSAGE = (
+    "rowid, id, document_id, title, text, content, context, kind, page, place, begins, ends, ocr"
+)
 # The parts of a statement that are ours alone: ranges by the index of the table's column. A CROSS
 # JOIN is carried out in the order in which it is written.
 _OURS = {

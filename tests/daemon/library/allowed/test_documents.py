@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from daemon.library.allowed import documents
 from daemon.library.allowed.documents import AllowedLibrary
 from daemon.library.catalogue.filters import Filters, NothingFits
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.schema import LibraryError
+from daemon.library.schema import LibraryError, in_memory
 from daemon.library.store import Library
 from tests.daemon.library.test_store import splitter
 
@@ -113,6 +114,14 @@ def all_of(library: Library) -> list[object]:
 
 def test_it_is_as_a_site_is_that_has_nothing_else(allowed: AllowedLibrary, alone: Library) -> None:
     assert all_of(allowed) == all_of(alone)
+
+
+@pytest.mark.parametrize(
+    ("table", "copied"), [("document", documents._DOCUMENT), ("passage", documents._PASSAGE)]
+)
+def test_all_that_is_kept_of_them_comes_along(table: str, copied: str) -> None:
+    kept = in_memory().execute(f"PRAGMA table_info({table})").fetchall()
+    assert {name for _, name, *_ in kept} | {"rowid"} == {*copied.split(", ")} | {"rowid"}
 
 
 def test_the_whole_one_filtered_would_tell_of_the_others(
