@@ -35,6 +35,7 @@ from daemon.fedctl.commands import (
 from daemon.fedctl.commands.evaluation import evaluate
 from daemon.fedctl.commands.federation import authority, manifest, site
 from daemon.fedctl.demo import run
+from daemon.fedctl.terminal import connection
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
     CommandError,
@@ -99,9 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
-        code = typer.main.get_command(app).main(
-            words or ["--help"], prog_name="fedctl", standalone_mode=False
-        )
+        try:
+            code = typer.main.get_command(app).main(
+                words or ["--help"], prog_name="fedctl", standalone_mode=False
+            )
+        finally:
+            connection.over()
     except CommandError as error:
         return complain(error, as_json=as_json)
     except TyperException as error:

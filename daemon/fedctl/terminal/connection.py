@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
@@ -65,6 +64,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return _runner().run(work, context=copy_context())
 
 
+def over() -> None:
+    """The command is: what it has left in its loop ends."""
+    if _runner.cache_info().currsize:
+        _runner().close()
+        _runner.cache_clear()
+
+
 @cache
 def _runner() -> asyncio.Runner:
     """One loop for all that a command does.
@@ -72,9 +78,7 @@ def _runner() -> asyncio.Runner:
     What grpc hears of a cancelled call after its loop was closed comes up as a traceback in the
     next one: after Ctrl-C a command asks once more, for what there is so far.
     """
-    runner = asyncio.Runner()
-    atexit.register(runner.close)
-    return runner
+    return asyncio.Runner()
 
 
 @asynccontextmanager

@@ -244,7 +244,7 @@ def test_errors_of_peers_stand_whole_below_the_table(fedctl: Fedctl, daemon: Can
 def test_ask_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("ask", "Why do locks leak?", "--top-k", 3).out
     assert "Locks leak. [1]" in out
-    assert "[1] Locks (d1#0)" in out
+    assert "[1] Locks (d1#0, page 3, read by OCR)" in out
     assert (daemon.asked[0].question, daemon.asked[0].top_k) == ("Why do locks leak?", 3)
 
 
