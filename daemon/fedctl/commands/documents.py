@@ -530,8 +530,9 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
         console.print(plain_text(f"{name}: {in_line(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
         console.print()
-        above = [f"page {passage.page}{', read by OCR' * passage.ocr}"] if passage.page else []
-        above += [passage.context] if passage.context else []
+        page = f"page {passage.page}" if passage.page else ""
+        place = ", ".join(filter(None, (page, "read by OCR" * passage.ocr)))
+        above = [part for part in (place, passage.context) if part]
         if above:
             console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)
         console.print(plain_text(passage.text), soft_wrap=True)

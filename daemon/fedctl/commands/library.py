@@ -348,7 +348,7 @@ def show_answer(console: Console, reply: AskReply) -> None:
 
 def _page(of: Citation | FoundPassage) -> str:
     """Where in its document a passage is, behind the document's name; files need not have pages."""
-    return f", page {of.page}{', read by OCR' * of.ocr}" if of.page else ""
+    return f", page {of.page}" * bool(of.page) + ", read by OCR" * of.ocr
 
 
 def _with_header(citation: Citation, answer: str) -> str:
@@ -368,7 +368,7 @@ def _show_nearest(console: Console, reply: AskReply) -> None:
         console.print(f"That they do is taken to be {reply.probability:.0%} probable.")
     console.print("\nThe nearest passages:")
     for passage in reply.passages[:_NEAREST]:
-        where = f"{passage.title or passage.document_id} ({passage.passage_id})"
+        where = f"{passage.title or passage.document_id} ({passage.passage_id}{_page(passage)})"
         said = " ".join(passage.text.split())
         line = visible(f"  {where}: {said}").replace("\n", " ")
         console.print(plain_text(line), overflow="ellipsis", no_wrap=True)

@@ -117,6 +117,9 @@ async def _guarded(story: Coroutine[Any, Any, None], outcome: DemoOutcome) -> No
         raise CommandError(
             "interrupted; every daemon is stopped", exit_code=Exit.INTERRUPTED
         ) from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
 
 
 # ---- the work folder --------------------------------------------------------

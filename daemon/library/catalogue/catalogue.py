@@ -162,12 +162,12 @@ class Catalogue:
     def _of_passages(self, document: Document) -> Document:
         """Of a document without its text what its passages have: all but its headings."""
         rows = self._db.execute(
-            "SELECT kind, text, page, place FROM passage WHERE document_id = ? ORDER BY rowid",
+            "SELECT kind, text, page, place, ocr FROM passage WHERE document_id = ? ORDER BY rowid",
             (document.id,),
         )
         blocks = [
-            Block(kind, text, page, _place(json.loads(place)) if place else None)
-            for kind, text, page, place in rows
+            Block(kind, text, page, _place(json.loads(place)) if place else None, bool(ocr))
+            for kind, text, page, place, ocr in rows
         ]
         text, spans = joined(blocks)
         plain = all(block == Block("text", block.text) for block in blocks)
