@@ -42,7 +42,8 @@ class Piece:
     """A passage of a document: characters ``begin`` to ``end``, without it, of its text.
 
     ``context``: what stands above it and is not part of it. ``page`` and ``place``: of its
-    beginning; 0 and None where there are no pages. ``ocr``: some of it is from a picture.
+    beginning; 0 and None where there are no pages. ``ocr``: some of it, or of what stands above
+    it, is from a picture.
     """
 
     text: str
@@ -81,8 +82,11 @@ class SentenceSplitter:
         """The document's passages, in reading order; none if it is blank."""
         text = document.text
         pieces: list[Piece] = []
-        for kind, spans, context in _sections(document):
+        for kind, spans, headings in _sections(document):
             begin, end = spans[0].begin, spans[-1].end
+            context = "\n".join(
+                document.text[one.begin : one.end][:LONGEST_CONTEXT] for one in headings
+            )
             budget = self._beside(context, self.budget)
             part = text[begin:end]
             if kind == "table":
@@ -93,6 +97,7 @@ class SentenceSplitter:
                 piece = text[begin + first : begin + last]
                 at = begin + first, begin + last
                 page, place, ocr = _where(spans, *at)
+                ocr |= any(heading.ocr for heading in headings)
                 pieces.append(Piece(piece, *at, kind, page, place, above, ocr))
         return pieces
 
@@ -148,34 +153,34 @@ def header_of(rows: Sequence[str]) -> Sequence[str]:
     return ()
 
 
-def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
-    """What no passage crosses: pages, runs of text, tables and figures, each under its heading.
+def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], list[Span]]]:
+    """What no passage crosses: pages, runs of text, tables and figures, each under its headings.
 
     On the next page a heading still stands above text that goes on, and above no table.
     """
     spans = document.spans or (Span("text", 0, len(document.text)),)
     if all(span.kind == "heading" for span in spans):
-        yield "text", list(spans), ""
+        yield "text", list(spans), []
         return
-    above: list[str] = []
+    above: list[Span] = []
     page = 0  # of what stands above
     run: list[Span] = []
     for before, span in zip((None, *spans), spans, strict=False):
         if run and (span.kind != "text" or span.page != run[-1].page):
-            yield "text", run, "\n".join(above)
+            yield "text", run, above
             run = []
         if span.kind == "heading":
             if before is None or before.kind != "heading":
                 above = []
             # No more than have levels: each passage below keeps them all.
-            above = [*above, document.text[span.begin : span.end][:LONGEST_CONTEXT]][-_LEVELS:]
+            above = [*above, span][-_LEVELS:]
             page = span.page
         elif span.kind == "text":
             run.append(span)
         else:
-            yield span.kind, [span], "\n".join(above) if page == span.page else ""
+            yield span.kind, [span], above if page == span.page else []
     if run:
-        yield "text", run, "\n".join(above)
+        yield "text", run, above
 
 
 def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | None, bool]:

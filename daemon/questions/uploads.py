@@ -14,9 +14,10 @@ import shutil
 import time
 import unicodedata
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -199,7 +200,9 @@ class Uploads:
                 span = self._around.audit.span(bearer.actor, "upload", **told)
                 recorded = await stack.enter_async_context(span)
                 yield questions.UploadReply(upload=one.message())
-                path, original = await self._arrived(parts)
+                path, original = await self._arrived(
+                    parts, partial(_check_may, bearer, document_id)
+                )
             stack.push_async_callback(asyncio.to_thread, path.unlink, missing_ok=True)
             one.size, one.digest = original.size, original.digest
             recorded |= {"bytes": original.size, "sha256": original.digest.hex()}
@@ -272,15 +275,17 @@ class Uploads:
 
     # ---- it comes ----------------------------------------------------------------------
 
-    async def _arrived(self, parts: AsyncIterator[Any]) -> tuple[Path, OriginalFile]:
-        """Its bytes on the disk, or none of them."""
+    async def _arrived(
+        self, parts: AsyncIterator[Any], check_may: Callable[[], None]
+    ) -> tuple[Path, OriginalFile]:
+        """Its bytes on the disk, or none of them; they may bring it to its last byte."""
         opening = asyncio.ensure_future(
             asyncio.to_thread(Arriving, self._collection.library_path, _ARRIVING)
         )
         try:
             arriving = await asyncio.shield(opening)  # who hangs up meanwhile leaves it open
             async with asyncio.timeout(_ARRIVE_S):
-                return await self._written(arriving, parts)
+                return await self._written(arriving, parts, check_may)
         except BaseException as error:
             await asyncio.shield(_dropped(opening))
             if isinstance(error, TimeoutError):
@@ -289,11 +294,12 @@ class Uploads:
             raise
 
     async def _written(
-        self, arriving: Arriving, parts: AsyncIterator[Any]
+        self, arriving: Arriving, parts: AsyncIterator[Any], check_may: Callable[[], None]
     ) -> tuple[Path, OriginalFile]:
         last = False
         while not last:
             part = await _next(parts)
+            check_may()
             if arriving.size + len(part.content) > self._most_bytes:
                 cause = f"a file has at most {self._most_bytes >> 20} MiB here"
                 raise NotTakenError(f"{cause}: cut it into several", senseless=True)

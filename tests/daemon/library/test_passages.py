@@ -227,6 +227,16 @@ def test_a_passage_knows_its_page_and_covers_its_blocks_there() -> None:
     assert (overleaf.page, overleaf.place) == (2, (0.1, 0.1, 0.9, 0.2))
 
 
+def test_what_stands_below_a_heading_that_ocr_read_is_marked() -> None:
+    document = made_of(
+        Block("heading", "Tariff: 2,940 crowns", page=1, ocr=True),
+        Block("text", "The ferry pays it.", page=1),
+        Block("heading", "Of boats", page=2),
+        Block("text", "Boats pay nothing.", page=2),
+    )
+    assert [piece.ocr for piece in cut(document, 20)] == [True, False]
+
+
 def test_a_heading_goes_on_overleaf_above_text_and_above_no_table() -> None:
     document = made_of(
         Block("heading", "Of ropes", 1),

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -228,6 +229,24 @@ async def test_a_token_that_was_revoked_takes_nobody_s_turn(
         one = await coming
     assert (one.state, "revoked" in one.cause) == ("refused", True)
     assert await site.collection.documents("open/long.txt", "", 1) == []
+
+
+@pytest.mark.slow
+async def test_a_token_that_was_revoked_brings_nothing_to_its_end(
+    site: Site, pairs: PairMaker
+) -> None:
+    """Who sends a byte now and then would hold a place for ten minutes."""
+    ines, _ = await site.tokens.create("ines", ["upload"], 1, ["open"])
+    said = [("authorization", f"Bearer {ines}")]
+    call: Any = site.stub.Upload(metadata=said, timeout=60)
+    file = questions.UploadedFile(collection="open", name="slow.txt")
+    await call.write(questions.UploadPart(file=file))
+    await call.read()
+    await call.write(questions.UploadPart(content=b"The whistle"))
+    await site.tokens.revoke("ines")
+    await call.write(questions.UploadPart(content=b" is dry."))
+    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert "revoked" in await call.details()
 
 
 @pytest.mark.slow
