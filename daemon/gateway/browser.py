@@ -404,7 +404,7 @@ class Pages:
             here = place == reply.place
             mark = views.mark_in(one.text, *at) if here and len(at) == 2 else None
             text = views.shown_text(one.text, one.context, one.kind, mark)
-            shown.append({"here": here, "text": text})
+            shown.append({"here": here, "text": text, "ocr": one.ocr})
         found = reply.passages[reply.place - 1] if reply.place else None
         page = found.page if found is not None else 0
         image = f"/source/page?document={quote(document_id, safe='')}&page={page}"
@@ -423,7 +423,6 @@ class Pages:
             source=reply,
             passages=shown,
             page=page,
-            by_ocr=found is not None and found.ocr,
             rectangle=None if found is None else views.rectangle_of(found),
             image=image if page and reply.has_pages else "",
             download=original if reply.file_name and "originals" in person.scopes else "",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolRequestParams
+from starlette.datastructures import QueryParams
 
 from config.people import SCOPES
 from daemon.gateway import mcp_api
@@ -23,7 +24,7 @@ from daemon.gateway.site_api import answer_of
 from proto import bounds
 from proto.control_pb2 import AskReply, Citation
 from proto.notes import NOTES, notes_of
-from proto.questions_pb2 import SourcePassage
+from proto.questions_pb2 import SourcePassage, SourceReply
 from tests.proto.test_notes import with_every_note
 
 TABLE = "Part\tDays\nBrake\t7\nGear\t\t30"
@@ -60,6 +61,18 @@ def test_page_and_json_say_how_an_answer_came_about_likewise() -> None:
     page = bytes(Pages(nobody, nobody, nobody, nobody)._ask_page(person, "why?", reply).body)
     for note in notes:
         assert f"<bdi>{escape(note)}</bdi>".encode() in page
+
+
+def test_a_document_that_is_read_says_which_passages_ocr_has_read() -> None:
+    """Also where it was opened without a passage: the link of what somebody has brought."""
+    passages = [SourcePassage(text="Scanned.", page=1, ocr=True), SourcePassage(text="Typed.")]
+    nobody: Any = None
+    person = Person("", "elm", "clerk", "2030-01-01", frozenset({"search"}))
+    reply = SourceReply(title="Log", passages=passages)
+    pages = Pages(nobody, nobody, nobody, nobody)
+    page = bytes(pages._source_page(person, "log.pdf", reply, QueryParams()).body)
+    assert page.count(b"read by OCR") == 1
+    assert page.index(b"read by OCR") < page.index(b"Scanned.") < page.index(b"Typed.")
 
 
 @pytest.mark.parametrize("scopes", [["ask"], ["search", "view"], ["upload"], ["embed"], SCOPES])
