@@ -297,7 +297,7 @@ def is_near(request: Request) -> bool:
     speaks HTTP/1.0 to what is behind it. And not as a page in somebody's browser, whose own name
     was made to lead here.
     """
-    passed_on = request.scope["http_version"] == "1.0" or any(
+    passed_on = request.scope["http_version"] != "1.1" or any(
         name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
     )
     caller = request.client.host if request.client is not None else ""

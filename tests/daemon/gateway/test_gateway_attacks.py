@@ -210,9 +210,10 @@ async def test_metrics_are_for_this_machine_itself(gate: Gate, headers: list[str
     assert status_of(await gate.raw(asked.encode())) == 200
 
 
-async def test_metrics_are_not_for_a_proxy_that_adds_no_header(gate: Gate) -> None:
+@pytest.mark.parametrize("spoken", [b"HTTP/1.0", b"HTTP/0.9"])
+async def test_metrics_are_not_for_a_proxy_that_adds_no_header(gate: Gate, spoken: bytes) -> None:
     """nginx, as it comes: `proxy_pass http://127.0.0.1:8080;` and no more."""
-    asked = b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:8080\r\nConnection: close\r\n\r\n"
+    asked = b"GET /metrics %b\r\nHost: 127.0.0.1:8080\r\nConnection: close\r\n\r\n" % spoken
     assert status_of(await gate.raw(asked)) == 401
 
 
