@@ -331,6 +331,10 @@ class Uploads:
             if not one.is_stored:
                 one.state, one.cause = "refused", "fedd was stopped: bring it again"
             raise
+        except Exception:  # a bug, of which its log has the rest
+            if not one.is_stored:
+                one.state, one.cause = "refused", "fedd failed on it: its log says why"
+            raise
         if one.is_stored:
             await self._found(one)
 

@@ -7,7 +7,7 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 # isort: split
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -232,6 +232,19 @@ async def test_a_token_that_was_revoked_takes_nobody_s_turn(
 
 
 @pytest.mark.slow
+async def test_what_fedd_fails_on_is_told_as_refused(
+    site: Site, pairs: PairMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(uploads, "_sorted_out", fail)
+    ines, _ = await site.tokens.create("ines", ["upload"], 1, ["open"])
+    one = await brought(site, ines, "The whistle.", "a.txt")
+    assert (one.state, one.cause) == ("refused", "fedd failed on it: its log says why")
+
+
+@pytest.mark.slow
 async def test_a_token_that_was_revoked_brings_nothing_to_its_end(
     site: Site, pairs: PairMaker
 ) -> None:
@@ -244,7 +257,8 @@ async def test_a_token_that_was_revoked_brings_nothing_to_its_end(
     await call.read()
     await call.write(questions.UploadPart(content=b"The whistle"))
     await site.tokens.revoke("ines")
-    await call.write(questions.UploadPart(content=b" is dry."))
+    with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # where it is over by then
+        await call.write(questions.UploadPart(content=b" is dry."))
     assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
     assert "revoked" in await call.details()
 
