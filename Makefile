@@ -50,7 +50,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restor
 	@$(BIN)/python -m tests.simulation --liars --restores --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
-test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie
+test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie; drawn simulations
 	@$(BIN)/python -m pytest -q -n 2 $(DEALT) --durations=12 -m "faults and not endurance" $(ARGS)
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds

@@ -55,6 +55,7 @@ def broken(seeds: range, drawn: Drawn = draw) -> list[int]:
 
 
 @DRAWN
+@pytest.mark.faults
 @pytest.mark.slow
 def test_the_fixed_seeds_break_no_invariant(drawn: Drawn) -> None:
     assert broken(FIXED_SEEDS, drawn) == []
@@ -65,6 +66,7 @@ def test_seeds_that_once_broke_an_invariant_break_none() -> None:
     assert [seed for seed in ONCE_BROKEN if broken(range(seed, seed + 1))] == []
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @DRAWN
 def test_fresh_seeds_break_no_invariant(drawn: Drawn) -> None:

@@ -275,13 +275,17 @@ def test_while_a_file_is_read_the_daemon_hears_that_somebody_is_there(
         ) -> AsyncIterator[control.IngestProgress]:
             async for batch in batches:
                 sent.append(batch)
-                if batch.ByteSize():
+                if batch.documents:
                     yield control.IngestProgress(documents_new=1)
 
     ingested = asyncio.run(sending.send(cast(Any, Daemon()), [tmp_path], lambda _: None))
     assert ingested.documents_new == 1
     assert sent[0] == control.IngestRequest()
-    assert [len(batch.documents) for batch in sent if batch.ByteSize()] == [1]
+    (stored,) = (batch for batch in sent if batch.documents)
+    assert len(stored.documents) == 1
+    # Of the others each says how much is read, and no more.
+    signs = [batch for batch in sent if batch is not stored]
+    assert signs == [control.IngestRequest(bytes_read=sign.bytes_read) for sign in signs]
 
 
 @pytest.mark.slow
