@@ -8,26 +8,24 @@ the loop and the parent version's.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
+from daemon.learning.descent import Descent
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Texts
 from daemon.learning.retriever.retriever import Retriever
 
 MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
-FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
-CLIP = 1.0  # L2 norm of a step's gradient
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def fit(
     chance = np.random.Generator(np.random.Philox(key=seed))
     start = shared_copies(retriever) if anchor is None else anchor
     shared = retriever.shared_parameters()
-    descent = Descent(retriever.parameters(), count, options)
+    descent = Descent(retriever.parameters(), steps_of(count, options), options)
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
@@ -112,34 +110,9 @@ def _positives_of(queries: Tensor, passages: Tensor, target: Tensor) -> tuple[Te
     return queries, passages[target.to(passages.device)]
 
 
-class Descent:
-    """AdamW, its rate falling linearly over the steps that ``count`` pairs take."""
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], count: int, options: TrainingOptions
-    ) -> None:
-        self._parameters = parameters
-        # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-        self._optimiser = torch.optim.AdamW(
-            parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-        )
-        steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-        self._schedule = torch.optim.lr_scheduler.LinearLR(
-            self._optimiser, 1.0, FINAL_RATE, max(steps - 1, 1)
-        )
-
-    def step(self, loss: Tensor, epoch: int) -> None:
-        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
-        if not math.isfinite(loss.item()):
-            raise TrainingError(
-                f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
-                "rate or raise the temperature; no update was made"
-            )
-        self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
-        self._optimiser.step()
-        self._schedule.step()
+def steps_of(count: int, options: TrainingOptions) -> int:
+    """The steps that so many pairs take in all epochs."""
+    return options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
 
 
 def shared_copies(retriever: Retriever) -> list[Tensor]:

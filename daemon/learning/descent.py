@@ -1,0 +1,43 @@
+"""The steps of local training, whatever trains: AdamW, clipped, with a rate that falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from daemon.learning.options import TrainingError, TrainingOptions
+
+FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
+CLIP = 1.0  # L2 norm of a step's gradient
+
+
+class Descent:
+    """AdamW, its rate falling linearly over so many ``steps``."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], steps: int, options: TrainingOptions
+    ) -> None:
+        self._parameters = parameters
+        # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+        self._optimiser = torch.optim.AdamW(
+            parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        self._schedule = torch.optim.lr_scheduler.LinearLR(
+            self._optimiser, 1.0, FINAL_RATE, max(steps - 1, 1)
+        )
+
+    def step(self, loss: Tensor, epoch: int) -> None:
+        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+        if not math.isfinite(loss.item()):
+            raise TrainingError(
+                f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
+                "rate or raise the temperature; no update was made"
+            )
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._optimiser.step()
+        self._schedule.step()
