@@ -185,6 +185,19 @@ def _as_beginnings(value: object) -> tuple[str, ...]:
     return tuple(value)  # type: ignore[arg-type]  # just looked at
 
 
+_LAYER_NAME = re.compile(r"[A-Za-z0-9_.]{1,100}")
+
+
+def _as_layer_names(value: object) -> tuple[str, ...]:
+    """How the names of a model's layers end."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(text, str) and _LAYER_NAME.fullmatch(text) for text in value
+    )
+    if not good:
+        raise _refuse("a list of layers' names", 'write for example ["q", "v"], or []')
+    return tuple(value)  # type: ignore[arg-type]  # just looked at
+
+
 LONGEST_COLLECTION = 100  # characters
 
 
@@ -257,3 +270,4 @@ Pooling = Literal["mean", "cls", "max", "lasttoken"]
 LevelName = Annotated[str, _one_of(_LEVELS, 'level = "bucket"')]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]
+LayerNames = Annotated[tuple[str, ...], BeforeValidator(_as_layer_names)]

@@ -21,6 +21,7 @@ from config.kinds import (
     Folders,
     GroupName,
     IndexAddress,
+    LayerNames,
     LevelName,
     Levels,
     ModeName,
@@ -39,6 +40,7 @@ from config.recipes import (
     DEFAULT_RECIPE,
     RECIPES,
     DepthAxes,
+    GeneratorAxes,
     LearningAxes,
     RecipeName,
     RetrieverAxes,
@@ -148,6 +150,17 @@ class NextRetrieverSettings(Section):
     passage_prompt: Prompt | None = None
     query_pooling: Pooling | None = None
     passage_pooling: Pooling | None = None
+
+
+class GeneratorSettings(Section, GeneratorAxes):  # type: ignore[misc]  # frozen by its config
+    """``[generator]``: the language model that the sites train together, and how."""
+
+    base_model: FilePath | None = None  # None: this site trains none
+    lora_targets: LayerNames = ()
+    min_triples: int = Field(8, ge=1, le=1_000_000)
+    local_epochs: int = as_in("TrainingPlan", "local_epochs", 1)
+    batch_size: int = as_in("TrainingPlan", "batch_size", 8)
+    learning_rate: float = as_in("TrainingPlan", "learning_rate", 2e-4)
 
 
 class LibrarySettings(Section):
@@ -303,6 +316,7 @@ class Settings(Section):
     gateway: GatewaySettings
     retriever: RetrieverSettings
     next_retriever: NextRetrieverSettings
+    generator: GeneratorSettings
     library: LibrarySettings
     index: IndexSettings
     retrieval: RetrievalSettings

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,10 +30,8 @@ from daemon.answering.generators import GENERATORS
 from daemon.control.context import ProcessFigures, ServiceContext, Services
 from daemon.control.socket import SocketError
 from daemon.jobs import learning as learning_jobs
-from daemon.jobs.sums import integers
-from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.language_model import LanguageModelError
-from daemon.learning.options import EncoderError, LearningError, RetrieverDescription
+from daemon.learning.options import EncoderError, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.store import PersonalStore
@@ -44,18 +42,18 @@ from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed, WorkersRefused
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import AuditedInbox, AuditedTransport, of_site
-from daemon.rounds.catch_up import CatchUp
 from daemon.rounds.driver import Attached, Driver
-from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
-from daemon.rounds.work import JOBS, Computing
+from daemon.rounds.readiness import refresh
+from daemon.rounds.work import JOBS, Trainer
 from daemon.services.answer_evaluation import AnswerJudge
-from daemon.services.collection import Collection, CollectionSettings, Listeners
+from daemon.services.collection import Collection, Listeners
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
+from daemon.services.generator import FederatedGenerator
 from daemon.services.inversion_audit import EmbeddingAudit
-from daemon.services.negatives import AnsweringDesk, answering_desk
+from daemon.services.negatives import answering_desk
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
@@ -63,20 +61,23 @@ from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
 from daemon.state.membership import Membership
-from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
+from daemon.state.privacy_ledger import LedgerError, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
 from daemon.state.tokens import TokenError, Tokens
 from daemon.wiring import (
     Retrievers,
+    Rounds,
+    Site,
     Sockets,
     Workers,
-    answering_options,
-    change_retriever,
+    change_model,
+    collection_of,
     first_version,
+    generator_driver,
+    generator_spec,
     limits_of,
     named_in_force,
-    protocol_of,
     retriever_spec,
     retrievers_of,
     state_of,
@@ -84,9 +85,9 @@ from daemon.wiring import (
 from peers.link.contacts import Tap
 from peers.link.port import ListenError, check_free
 from peers.link.servicer import Admission
-from peers.link.transport import KeepInTouch, LinkOptions, Transport
+from peers.link.transport import KeepInTouch, LinkOptions, PeerTransport, Transport
 from peers.plans import robust
-from peers.wire.manifest import ManifestError, NamedRetriever
+from peers.wire.manifest import GENERATOR, RETRIEVER, ManifestError, NamedModel
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -152,50 +153,70 @@ class Daemon:
         stack.push_async_callback(workers.stop)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        driver, curve, retrievers = await self._make_driver(workers, stack)
+        here, collection, curve, retrievers, driver = await self._make_driver(workers, stack)
         self._spec = retrievers.spec
+        generator = self._make_generator(collection, workers)
+        drivers = {RETRIEVER: driver}
+        own = await generator_driver(here, generator, workers.generator_crypto, stack)
+        if own is not None:
+            drivers[GENERATOR] = own
         audit = await self._open_audit(driver, stack)
-        transport = self._make_transport(driver, audit)
-        personaliser = self._make_personaliser(driver, workers, transport, audit)
-        attached = Attached(
-            progress=self._make_progress(transport, stack),
-            audit=audit,
-            desk=await self._make_desk(driver, retrievers.described, workers),
-            committed=curve.committed,
-            run_ended=personaliser.run_ended,
+        transport = self._make_transport(drivers, audit)
+        ways = {name: _way(transport, audit, one) for name, one in drivers.items()}
+        personaliser = self._make_personaliser(driver, collection, workers, ways[RETRIEVER], audit)
+        desk = await answering_desk(
+            self._settings,
+            retrievers.described.dimension,
+            workers.sharing,
+            collection,
+            lambda: driver.head_round,
         )
         heartbeat_s = self._settings.rounds.heartbeat_s
         async with asyncio.TaskGroup() as group:
-            running = asyncio.Event()
             tasks = [
-                group.create_task(self._keep_reloading(driver, transport, audit)),
+                group.create_task(self._keep_reloading(drivers, transport, audit)),
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
-                group.create_task(driver.collection.run()),
+                group.create_task(collection.run()),
                 group.create_task(curve.run()),
                 *(
                     group.create_task(worker.stop_when_idle(self._settings.workers.idle_stop_s))
                     for worker in (workers.learning, workers.sharing)
                 ),
                 group.create_task(self._warm_up(workers.crypto)),
-                group.create_task(
-                    driver.run(transport, attached, running.set, heartbeat_s=heartbeat_s)
-                ),
             ]
-            await running.wait()
-            driver.collection.adopt(await first_version(driver, workers.learning, self._spec))
-            tasks.append(group.create_task(_train_when_embedded(driver)))
+            for name, one in drivers.items():
+                running = asyncio.Event()
+                attached = Attached(
+                    progress=self._make_progress(transport, one, stack),
+                    audit=audit,
+                    desk=desk if one is driver else None,
+                    committed=curve.committed if one is driver else lambda _round, _digest: None,
+                    run_ended=personaliser.run_ended if one is driver else lambda: None,
+                )
+                work = one.run(ways[name], attached, running.set, heartbeat_s=heartbeat_s)
+                tasks.append(group.create_task(work))
+                await running.wait()
+            collection.adopt(await first_version(driver, workers.learning, self._spec))
+            if own is not None:
+                generator.adopt(own.protocol.durable.head_digest)
+            tasks.append(group.create_task(_train_when_embedded(driver, collection)))
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
-            driver.listening.set()
+            for one in drivers.values():
+                one.listening.set()
             watch = ExpiryWatch(
                 lambda: expiries(driver.identity, driver.trust, transport.statistics())
             )
-            tasks.append(group.create_task(self._spread(driver, transport, audit)))
+            tasks.append(group.create_task(self._spread(drivers, transport, audit)))
             tasks.append(group.create_task(watch.run()))
-            services = self._make_services(driver, workers, audit, curve, personaliser)
-            around = await self._context(driver, workers, audit, services, retrievers.coming)
+            services = self._make_services(
+                *(drivers, collection, workers, audit, curve, personaliser)
+            )
+            around = await self._context(
+                *(drivers, collection, generator, workers, audit, services, retrievers.coming)
+            )
             stack.callback(around.tokens.close)
             stack.push_async_callback(sockets.stop)
             await sockets.start(around)
@@ -209,15 +230,13 @@ class Daemon:
             for task in tasks:
                 task.cancel()
 
-    async def _spread(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
+    async def _spread(
+        self, drivers: Mapping[str, Driver], transport: Transport, audit: AuditLog
+    ) -> None:
         """Take newer manifests from peers, and do what a reload does."""
 
         async def apply(peer: str) -> None:
-            transport.reload(self._membership.identity, self._membership.manifest)
-            driver.renew(
-                self._membership.identity, self._membership.trust, self._membership.manifest
-            )
-            self._notifier.ready(self._line(driver))
+            self._renew(drivers, transport)
             # Owed, if need be: a full disk must not keep an expelled site in.
             version = self._membership.manifest.version
             await audit.record_or_owe(of_site(peer), "manifest", "adopted", manifest=version)
@@ -225,6 +244,14 @@ class Daemon:
         folder = self._state.arriving
         spreading = ManifestGossip(self._membership, transport, folder, apply)
         await spreading.run(adopting=self._settings.identity.adopt_manifests)
+
+    def _renew(self, drivers: Mapping[str, Driver], transport: Transport) -> None:
+        """What was reloaded is in use; raises IdentityError, and nothing is, for another site's."""
+        membership = self._membership
+        transport.reload(membership.identity, membership.manifest)
+        for model, driver in drivers.items():
+            driver.renew(membership.identity, membership.trust, membership.log(model).manifest)
+        self._notifier.ready(self._line(drivers[RETRIEVER]))
 
     async def _warm_up(self, crypto: Worker) -> None:
         """The first round should not wait for a library to load."""
@@ -242,11 +269,13 @@ class Daemon:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
 
-    def _make_progress(self, transport: Transport, stack: AsyncExitStack) -> ProgressBoard:
+    def _make_progress(
+        self, transport: Transport, driver: Driver, stack: AsyncExitStack
+    ) -> ProgressBoard:
         def traffic() -> tuple[int, int]:
             return _traffic(transport)
 
-        attempts = AttemptLog(self._state.attempts, traffic)
+        attempts = AttemptLog(driver.catch_up.state.attempts, traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         return ProgressBoard(traffic, attempts)
 
@@ -266,37 +295,41 @@ class Daemon:
             head=head,
         )
 
-    async def _make_desk(
-        self, driver: Driver, described: RetrieverDescription, workers: Workers
-    ) -> AnsweringDesk:
-        return await answering_desk(
-            self._settings,
-            described.dimension,
-            workers.sharing,
-            driver.collection,
-            lambda: driver.protocol.head_round,
-        )
-
     def _make_personaliser(
-        self, driver: Driver, workers: Workers, transport: Transport, audit: AuditLog
+        self,
+        driver: Driver,
+        collection: Collection,
+        workers: Workers,
+        transport: PeerTransport,
+        audit: AuditLog,
     ) -> Personaliser:
         site = driver.identity.site_id
         return Personaliser(
             Personal.of(self._settings, self._spec, driver.shapes.digest, site),
             learning=workers.learning,
-            collection=driver.collection,
+            collection=collection,
             protocol=driver.protocol,
             transport=transport,
             audit=audit,
             federation_id=driver.identity.federation_id,
         )
 
-    def _make_pairs(self, driver: Driver, workers: Workers) -> PairMaker:
+    def _make_generator(self, collection: Collection, workers: Workers) -> FederatedGenerator:
+        return FederatedGenerator(
+            generator_spec(self._settings),
+            library=collection.library_path,
+            learning=workers.learning,
+            answering=workers.answering,
+            willing=self._settings.training.willing,
+            min_triples=self._settings.generator.min_triples,
+        )
+
+    def _make_pairs(self, collection: Collection, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
             spec=self._spec,
             state=self._state,
-            collection=driver.collection,
+            collection=collection,
             writer=WriterSettings(pairs.writer or "", pairs.domain),
             learning=workers.learning,
             answering=workers.answering,
@@ -304,7 +337,7 @@ class Daemon:
 
     async def _make_driver(
         self, workers: Workers, stack: AsyncExitStack
-    ) -> tuple[Driver, Curve, Retrievers]:
+    ) -> tuple[Site, Collection, Curve, Retrievers, Driver]:
         settings, membership, state = self._settings, self._membership, self._state
         store = await asyncio.to_thread(Store, state.store)
         stack.callback(store.close)
@@ -312,96 +345,47 @@ class Daemon:
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         log.info("loading the encoder", encoder=settings.retriever.encoder)
-        wanted = await asyncio.to_thread(named_in_force, store, membership)
+        rounds = membership.log(RETRIEVER)
+        wanted = await asyncio.to_thread(named_in_force, store, rounds)
         retrievers = await retrievers_of(
             settings, membership.identity.site_id, workers.learning, wanted
         )
-        spec, described = retrievers.spec, retrievers.described
+        spec, shapes = retrievers.spec, retrievers.described.shape_manifest
         await asyncio.to_thread(sweep, state.root)
         if wanted is not None and wanted.digest == retrievers.name.digest:
-            await asyncio.to_thread(change_retriever, store, state, wanted)
+            await asyncio.to_thread(change_model, store, state, wanted)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
                 learning_jobs.write_initial_version, spec, state.versions
             )
-        shapes = described.shape_manifest
-        workers.crypto.memory_bytes = integers.memory_bound(shapes.total)
-        durable = await asyncio.to_thread(
-            store.load, membership.identity.federation_id, shapes.digest, genesis
-        )
-        protocol = protocol_of(settings, membership, store, durable, described)
-        events = EventQueue()
-        catch_up = CatchUp(
-            store=store,
-            state=state,
-            shapes=shapes,
-            history=membership,
-            keep_versions=settings.rounds.keep_versions,
-            feed=events.feed,
-        )
+        site = Site.of(settings, membership, workers, ledger, store)
+        made = await asyncio.to_thread(Rounds, site, rounds, store, state, shapes, genesis)
 
         def newest() -> tuple[int, bytes]:
-            return protocol.durable.head_round, collection.wanted
+            return made.protocol.durable.head_round, collection.wanted
 
         curve = self._make_curve(spec, store, workers.learning, newest)
-        listeners = Listeners(catch_up.suspect_head, curve.answers, curve.changed)
-        collection = self._make_collection(retrievers, workers, listeners)
+        listeners = Listeners(made.catch_up.suspect_head, curve.answers, curve.changed)
+        collection = collection_of(settings, retrievers, workers, listeners)
         await collection.prepare()
-        driver = Driver(
-            credentials=Credentials(membership.identity, membership.trust),
-            protocol=protocol,
-            manifest=membership.manifest,
-            catch_up=catch_up,
-            events=events,
-            collection=collection,
-            privacy=PrivacyBudget(
-                ledger,
-                workers.crypto,
-                settings.privacy.epsilon,
-                settings.privacy.delta,
-                least_noise=settings.privacy.least_noise or 0.0,
-            ),
-            computing=Computing(workers.learning, workers.crypto, spec, collection.library_path),
-        )
-        return driver, curve, retrievers
+        trainer = Trainer(spec, learning_jobs.train, learning_jobs.write_initial_version)
+        driver = made.driver(collection, workers.crypto, trainer, collection.library_path)
+        return site, collection, curve, retrievers, driver
 
-    def _make_collection(
-        self, retrievers: Retrievers, workers: Workers, listeners: Listeners
-    ) -> Collection:
-        settings = self._settings
-        return Collection(
-            spec=retrievers.spec,
-            stand_in=retrievers.stand_in,
-            state=self._state,
-            settings=CollectionSettings(
-                passage_tokens=settings.retrieval.passage_tokens,
-                top_k=settings.retrieval.top_k,
-                willing=settings.training.willing,
-                min_pairs=settings.training.min_pairs,
-                tell_complexity=settings.depth.tell_complexity,
-                answering=answering_options(settings),
-            ),
-            learning=workers.learning,
-            answering=workers.answering,
-            listeners=listeners,
-        )
-
-    def _make_transport(self, driver: Driver, audit: AuditLog) -> Transport:
+    def _make_transport(self, drivers: Mapping[str, Driver], audit: AuditLog) -> Transport:
         membership = self._membership
-        return AuditedTransport(
-            audit,
+        logs = {one.protocol.log_id: one for one in drivers.values()}
+        return Transport(
             Admission(membership.identity, membership.trust, membership.manifest),
             self._settings.network.bind,
             self._state.incoming,
-            AuditedInbox(driver, audit),
-            head_round=lambda: driver.protocol.head_round,
+            {log_id: AuditedInbox(one, audit, log_id) for log_id, one in logs.items()},
             options=LinkOptions(
                 limits=limits_of(self._settings.limits),
                 keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
             ),
             tap=self._tap,
-            statements=lambda: driver.protocol.durable.state.statements,
         )
 
     async def _open_audit(self, driver: Driver, stack: AsyncExitStack) -> AuditLog:
@@ -423,46 +407,51 @@ class Daemon:
 
     def _make_services(
         self,
-        driver: Driver,
+        drivers: Mapping[str, Driver],
+        collection: Collection,
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
     ) -> Services:
-        pairs, library = self._make_pairs(driver, workers), self._settings.library
+        pairs, library = self._make_pairs(collection, workers), self._settings.library
         return Services(
             pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
-                *(self._spec, self._state.versions, driver.collection, workers.auditing),
+                *(self._spec, self._state.versions, collection, workers.auditing),
                 self._settings.negatives.noise,
             ),
             personaliser=personaliser,
-            answers=AnswerJudge(driver.collection, workers.answering),
+            answers=AnswerJudge(collection, workers.answering),
             folders=WatchedFolders(
                 Watching(library.folders, library.vanished, library.scan_s, library.keep_originals),
-                collection=driver.collection,
+                collection=collection,
                 pairs=pairs,
                 reading=workers.reading,
                 audit=audit,
-                changed=driver.readiness.refresh,
+                changed=lambda: refresh(one.readiness for one in drivers.values()),
             ),
-            originals=KeptOriginals(driver.collection, workers.learning, library.keep_originals),
+            originals=KeptOriginals(collection, workers.learning, library.keep_originals),
         )
 
     async def _context(
         self,
-        driver: Driver,
+        drivers: Mapping[str, Driver],
+        collection: Collection,
+        generator: FederatedGenerator,
         workers: Workers,
         audit: AuditLog,
         services: Services,
-        coming: NamedRetriever | None,
+        coming: NamedModel | None,
     ) -> ServiceContext:
         return ServiceContext(
-            driver=driver,
+            drivers=drivers,
+            collection=collection,
+            generator=generator,
             settings=self._settings,
             coming=coming,
-            personal=PersonalStore(self._state.personal, driver.shapes.digest),
+            personal=PersonalStore(self._state.personal, drivers[RETRIEVER].shapes.digest),
             audit=audit,
             tokens=await asyncio.to_thread(
                 Tokens, self._state.tokens, people=self._settings.gateway.people
@@ -490,7 +479,9 @@ class Daemon:
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, reload)
 
-    async def _keep_reloading(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
+    async def _keep_reloading(
+        self, drivers: Mapping[str, Driver], transport: Transport, audit: AuditLog
+    ) -> None:
         """One reload after the other, each recorded before it and after it."""
         while True:
             await self._reloads.get()
@@ -499,9 +490,9 @@ class Daemon:
                 await audit.record("signal:HUP", "reload", "begun")
             except AuditError as error:
                 log.error("reload refused, it cannot be recorded", cause=str(error))  # noqa: TRY400
-                self._notifier.ready(self._line(driver))
+                self._notifier.ready(self._line(drivers[RETRIEVER]))
                 continue
-            done = self._apply_reload(driver, transport)
+            done = self._apply_reload(drivers, transport)
             await audit.record_or_owe(
                 "signal:HUP",
                 "reload",
@@ -510,24 +501,21 @@ class Daemon:
                 certificate=hashlib.sha256(self._membership.identity.certificate_der).hexdigest(),
             )
 
-    def _apply_reload(self, driver: Driver, transport: Transport) -> bool:
+    def _apply_reload(self, drivers: Mapping[str, Driver], transport: Transport) -> bool:
         """Take a new manifest and certificates into use; keep the old ones if they are wrong."""
-        done = False
+        done, driver = False, drivers[RETRIEVER]
         try:
             self._membership.reload()
-            transport.reload(self._membership.identity, self._membership.manifest)
+            self._renew(drivers, transport)
         except (IdentityError, ManifestError, StoreError) as error:
             log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
             why = f"a reload was refused, the old manifest and certificates stay: {error}"
             driver.report(why, about=_RELOAD)
+            self._notifier.ready(self._line(driver))
         else:
-            driver.renew(
-                self._membership.identity, self._membership.trust, self._membership.manifest
-            )
             driver.went_well(_RELOAD)
             log.info("reloaded", manifest=self._membership.manifest.version)
             done = True
-        self._notifier.ready(self._line(driver))
         return done
 
     def _line(self, driver: Driver) -> str:
@@ -537,10 +525,17 @@ class Daemon:
         )
 
 
-async def _train_when_embedded(driver: Driver) -> None:
+def _way(transport: Transport, audit: AuditLog, driver: Driver) -> AuditedTransport:
+    def stated() -> Iterable[pb.Signed]:
+        return driver.protocol.durable.state.statements
+
+    return AuditedTransport(transport, audit, driver.protocol.log_id, statements=stated)
+
+
+async def _train_when_embedded(driver: Driver, collection: Collection) -> None:
     """Behind a change of encoder this site trains again when its passages are embedded."""
-    if not driver.collection.embedded.is_set():
-        await driver.collection.embedded.wait()
+    if not collection.embedded.is_set():
+        await collection.embedded.wait()
         await driver.readiness.refresh()
 
 

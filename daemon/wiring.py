@@ -6,7 +6,9 @@ import asyncio
 import resource
 import secrets
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -21,19 +23,30 @@ from config.settings import (
 from daemon.answering.options import AnsweringOptions
 from daemon.control.context import ServiceContext
 from daemon.control.socket import ADMINISTRATION, ServiceSocket
+from daemon.jobs import generator as generator_jobs
 from daemon.jobs import learning as learning_jobs
+from daemon.jobs.sums import integers
+from daemon.jobs.sums.sum_jobs import Credentials
+from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.library.dense.options import IndexOptions
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
 from daemon.questions.service import QUESTIONS
+from daemon.rounds.catch_up import CatchUp
 from daemon.rounds.driver import Driver
+from daemon.rounds.events import EventQueue
+from daemon.rounds.readiness import Served
+from daemon.rounds.work import Computing, Trainer
+from daemon.services.collection import Collection, CollectionSettings, Listeners
+from daemon.services.generator import FederatedGenerator
 from daemon.services.indexes import StandIn
 from daemon.state.folder import StateFolder
-from daemon.state.membership import Membership
+from daemon.state.membership import LogMembership, Membership
+from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
 from daemon.state.store import Store
-from daemon.state.versions import is_sound
+from daemon.state.versions import Shapes, is_sound
 from peers.attempts import effects as do
 from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
@@ -43,7 +56,7 @@ from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.rounds.replica import Member, Replica, Stored, Verification
-from peers.wire.manifest import NamedRetriever
+from peers.wire.manifest import GENERATOR, NamedModel
 from peers.wire.messages import INCARNATION_BYTES
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -93,6 +106,7 @@ class Workers:
     learning: Worker
     answering: Worker
     crypto: Worker
+    generator_crypto: Worker
     auditing: Worker
     sharing: Worker
     reading: Worker
@@ -107,6 +121,7 @@ class Workers:
             answering=Worker("answering", threads=threads, forked=True, patience_s=60.0),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
+            generator_crypto=Worker("generator-crypto", threads=1, patience_s=5.0),
             auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
             # Peers' searches: never at a question's expense, and soon free of one that is lost.
             sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
@@ -121,6 +136,7 @@ class Workers:
             self.learning,
             self.answering,
             self.crypto,
+            self.generator_crypto,
             self.auditing,
             self.sharing,
             self.reading,
@@ -163,6 +179,28 @@ def answering_options(settings: Settings) -> AnsweringOptions:
     return AnsweringOptions(**said, device=settings.retriever.device)
 
 
+def collection_of(
+    settings: Settings, retrievers: Retrievers, workers: Workers, listeners: Listeners
+) -> Collection:
+    """Documents and index of the site, as its settings have them."""
+    return Collection(
+        spec=retrievers.spec,
+        stand_in=retrievers.stand_in,
+        state=state_of(settings),
+        settings=CollectionSettings(
+            passage_tokens=settings.retrieval.passage_tokens,
+            top_k=settings.retrieval.top_k,
+            willing=settings.training.willing,
+            min_pairs=settings.training.min_pairs,
+            tell_complexity=settings.depth.tell_complexity,
+            answering=answering_options(settings),
+        ),
+        learning=workers.learning,
+        answering=workers.answering,
+        listeners=listeners,
+    )
+
+
 def _index_options(settings: Settings, site: str) -> IndexOptions:
     said = settings.index.model_dump(exclude_none=True)
     return IndexOptions(**{name: str(value) for name, value in said.items()}, owner=site)
@@ -178,22 +216,22 @@ class Retrievers:
 
     spec: RetrieverSpec
     described: RetrieverDescription
-    coming: NamedRetriever | None = None
+    coming: NamedModel | None = None
     stand_in: StandIn | None = None
 
     @property
-    def name(self) -> NamedRetriever:
+    def name(self) -> NamedModel:
         """Of the one in use, as a manifest may name it."""
         return named(self.described)
 
 
-def named(described: RetrieverDescription) -> NamedRetriever:
+def named(described: RetrieverDescription) -> NamedModel:
     """A retriever as a manifest may name it."""
-    return NamedRetriever(described.shape_manifest.digest, described.shape_manifest.total)
+    return NamedModel(described.shape_manifest.digest, described.shape_manifest.total)
 
 
 async def retrievers_of(
-    settings: Settings, site: str, learning: Worker, wanted: NamedRetriever | None
+    settings: Settings, site: str, learning: Worker, wanted: NamedModel | None
 ) -> Retrievers:
     """Use ``[next_retriever]`` where that is ``wanted``, and ``[retriever]`` otherwise.
 
@@ -246,27 +284,30 @@ async def first_version(driver: Driver, learning: Worker, spec: RetrieverSpec) -
     newest = await driver.catch_up.newest_ours(driver.protocol.durable.head_digest)
     if newest:
         return newest
-    versions = driver.collection.versions
+    versions = driver.catch_up.state.versions
     return await learning.run(learning_jobs.write_initial_version, spec, versions)
 
 
-def change_retriever(store: Store, state: StateFolder, wanted: NamedRetriever) -> None:
+def change_model(store: Store, state: StateFolder, wanted: NamedModel) -> None:
     """Train with what the manifest in force names, if this site has trained with another."""
-    if store.retriever in (b"", wanted.digest):
+    if store.trained in (b"", wanted.digest):
         return
-    log.info("another encoder is in force", retriever=str(wanted))
+    log.info("another model is in force", model=str(wanted))
     state.residual.unlink(missing_ok=True)  # of updates of the other one
-    store.change_retriever(wanted.digest)
+    store.change_model(wanted.digest)
 
 
-def named_in_force(store: Store, membership: Membership) -> NamedRetriever | None:
-    """The retriever that the manifest in force names; None: it names none. Raises StoreError."""
-    if not store.retriever:
-        return membership.manifest.retriever
-    durable = store.load(membership.identity.federation_id, store.retriever, b"")
+def named_in_force(store: Store, rounds: LogMembership) -> NamedModel | None:
+    """The model that the manifest in force in these rounds names; None: it names none.
+
+    Raises StoreError.
+    """
+    if not store.trained:
+        return rounds.manifest.retriever
+    durable = store.load(rounds.log_id, store.trained, b"")
     return ManifestInForce.of_state(
-        membership.manifest,
-        membership.manifest_of,
+        rounds.manifest,
+        rounds.manifest_of,
         store.certificate(durable.head_round),
         durable.state,
     ).current.retriever
@@ -316,24 +357,98 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(**chosen)
 
 
-def protocol_of(
-    settings: Settings,
-    membership: Membership,
-    store: Store,
-    durable: do.Durable,
-    described: RetrieverDescription,
+@dataclass(frozen=True)
+class Site:
+    """What the rounds of all models have in common at a site.
+
+    ``evidence``: the store that has it; ``accused``: whom it is of.
+    """
+
+    settings: Settings
+    membership: Membership
+    workers: Workers
+    privacy: PrivacyBudget
+    evidence: Store
+    accused: set[str]
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        membership: Membership,
+        workers: Workers,
+        ledger: PrivacyLedger,
+        store: Store,
+    ) -> Site:
+        """``store``: of the retriever's rounds."""
+        budget = PrivacyBudget(
+            ledger,
+            workers.crypto,
+            settings.privacy.epsilon,
+            settings.privacy.delta,
+            least_noise=settings.privacy.least_noise or 0.0,
+        )
+        return cls(settings, membership, workers, budget, store, set(store.accused()))
+
+
+class Rounds:
+    """What the rounds of one model are made of, until their driver is."""
+
+    def __init__(
+        self,
+        site: Site,
+        rounds: LogMembership,
+        store: Store,
+        state: StateFolder,
+        shapes: Shapes,
+        genesis: bytes,
+    ) -> None:
+        """``genesis``: the version that round 1 trains from. Raises StoreError."""
+        self._site, self._rounds = site, rounds
+        durable = store.load(rounds.log_id, shapes.digest, genesis)
+        self.protocol = _protocol_of(site, rounds, store, durable, shapes)
+        self._events = EventQueue()
+        self.catch_up = CatchUp(
+            store=store,
+            state=state,
+            shapes=shapes,
+            history=rounds,
+            keep_versions=site.settings.rounds.keep_versions,
+            feed=self._events.feed,
+        )
+
+    def driver(self, served: Served, crypto: Worker, trainer: Trainer, library: Path) -> Driver:
+        """What drives them; ``crypto`` is theirs alone, for it keeps what attempts leave in it."""
+        crypto.memory_bytes = integers.memory_bound(self.catch_up.shapes.total)
+        membership = self._site.membership
+        return Driver(
+            credentials=Credentials(membership.identity, membership.trust),
+            protocol=self.protocol,
+            manifest=self._rounds.manifest,
+            catch_up=self.catch_up,
+            events=self._events,
+            served=served,
+            privacy=self._site.privacy,
+            computing=Computing(self._site.workers.learning, crypto, trainer, library),
+            evidence=self._site.evidence,
+        )
+
+
+def _protocol_of(
+    site: Site, rounds: LogMembership, store: Store, durable: do.Durable, shapes: Shapes
 ) -> Protocol:
-    """The machine of this site's rounds, as its state has it and its settings want it."""
+    """The machine of a model's rounds, as their state has it and the settings want it."""
+    settings = site.settings
     replica = Replica(
         Member(
-            membership.identity.site_id,
-            membership.identity.federation_id,
-            membership,
+            site.membership.identity.site_id,
+            rounds.log_id,
+            rounds,
             incarnation=secrets.token_bytes(INCARNATION_BYTES),
         ),
-        Stored(durable, store.certificate(durable.head_round), store.accused()),
-        manifest=membership.manifest,
-        model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
+        Stored(durable, store.certificate(durable.head_round), site.accused),
+        manifest=rounds.manifest,
+        model=SharedModel(shapes.digest, shapes.total),
         unix_ms=lambda: time.time_ns() // 1_000_000,
         policy=policy_of(settings),
         timing=Timing(
@@ -342,7 +457,42 @@ def protocol_of(
             growth=settings.rounds.attempt_growth,
         ),
         verification=Verification(
-            membership.verify_vote, membership.verify_certificate, membership.manifest_of
+            rounds.verify_vote, rounds.verify_certificate, rounds.manifest_of
         ),
     )
     return Protocol(replica)
+
+
+def generator_spec(settings: Settings) -> GeneratorSpec:
+    """The generator that this site can train."""
+    return GeneratorSpec(
+        **_named_in(settings.generator, GeneratorSpec)
+        | {"base_model": str(settings.generator.base_model or "")},
+        **_named_in(settings.workers, GeneratorSpec),
+        device=settings.retriever.device,
+    )
+
+
+async def generator_driver(
+    site: Site, generator: FederatedGenerator, crypto: Worker, stack: AsyncExitStack
+) -> Driver | None:
+    """Of the generator's rounds; None where the manifest names none.
+
+    Raises LearningError, StoreError.
+    """
+    rounds, state = site.membership.log(GENERATOR), state_of(site.settings).of_model(GENERATOR)
+    if rounds.manifest.retriever is None:
+        await generator.prepare(state.versions, None)
+        return None
+    await asyncio.to_thread(state.root.mkdir, mode=0o700, exist_ok=True)
+    store = await asyncio.to_thread(Store, state.store)
+    stack.callback(store.close)
+    named = await asyncio.to_thread(named_in_force, store, rounds)
+    named = named or rounds.manifest.retriever
+    await generator.prepare(state.versions, named)
+    await asyncio.to_thread(change_model, store, state, named)
+    made = await asyncio.to_thread(
+        Rounds, site, rounds, store, state, generator.shapes, named.first
+    )
+    trainer = Trainer(generator.spec, generator_jobs.train, generator_jobs.write_initial_version)
+    return made.driver(generator, crypto, trainer, state_of(site.settings).library)

@@ -44,7 +44,7 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     SITE: _Kind.ValueType  # 4
     """a site's id; also fits a DNS label"""
     FEDERATION: _Kind.ValueType  # 5
-    """its id"""
+    """its id, or that of one of its logs of rounds"""
     DIGEST: _Kind.ValueType  # 6
     """SHA-256"""
     REASON: _Kind.ValueType  # 7
@@ -81,7 +81,7 @@ ATTEMPT: Kind.ValueType  # 3
 SITE: Kind.ValueType  # 4
 """a site's id; also fits a DNS label"""
 FEDERATION: Kind.ValueType  # 5
-"""its id"""
+"""its id, or that of one of its logs of rounds"""
 DIGEST: Kind.ValueType  # 6
 """SHA-256"""
 REASON: Kind.ValueType  # 7

@@ -285,6 +285,7 @@ class StatusReply(_message.Message):
     ERASURE_OWED_FIELD_NUMBER: _builtins.int
     ABSTENTION_THRESHOLD_FIELD_NUMBER: _builtins.int
     ABSTENTION_PAIRS_FIELD_NUMBER: _builtins.int
+    GENERATOR_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
@@ -379,6 +380,10 @@ class StatusReply(_message.Message):
         """of the audit log, that no person has acknowledged"""
 
     @_builtins.property
+    def generator(self) -> Global___GeneratorStatus:
+        """the language model that is trained together"""
+
+    @_builtins.property
     def counted(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """since the start, by the metric's name: what is counted where it happens"""
 
@@ -428,15 +433,76 @@ class StatusReply(_message.Message):
         erasure_owed: _builtins.bool = ...,
         abstention_threshold: _builtins.float = ...,
         abstention_pairs: _builtins.int = ...,
+        generator: Global___GeneratorStatus | None = ...,
         counted: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generator", b"generator", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention_pairs", b"abstention_pairs", "abstention_threshold", b"abstention_threshold", "audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "erasure_owed", b"erasure_owed", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention_pairs", b"abstention_pairs", "abstention_threshold", b"abstention_threshold", "audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "counted", b"counted", "documents", b"documents", "documents_waiting", b"documents_waiting", "encoder", b"encoder", "erasure_owed", b"erasure_owed", "federation_id", b"federation_id", "generator", b"generator", "head_round", b"head_round", "index_digest", b"index_digest", "index_engine", b"index_engine", "index_recall", b"index_recall", "last_error", b"last_error", "library_change", b"library_change", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "next_retriever", b"next_retriever", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "passages_embedded", b"passages_embedded", "passages_waiting", b"passages_waiting", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "retriever", b"retriever", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "wanted_digest", b"wanted_digest", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class GeneratorStatus(_message.Message):
+    """How the generator's rounds are at this site."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_MODEL_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
+    HEAD_ROUND_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    WHY_NOT_FIELD_NUMBER: _builtins.int
+    TRIPLES_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    base_model: _builtins.str
+    """folder, as configured; empty: this site trains none"""
+    own: _builtins.str
+    """what it can train, DIGEST:VALUES:FIRST, as a manifest may name it; empty: none"""
+    named: _builtins.str
+    """likewise what the manifest in force names; empty: none, or not since the start"""
+    head_round: _builtins.int
+    """0: nothing committed yet"""
+    model_digest: _builtins.bytes
+    """version at the head; empty: there are no rounds"""
+    phase: _builtins.str
+    """of the round under way; "idle" when none"""
+    why_not: _builtins.str
+    """why there are no rounds, or this site adds nothing to them; empty: it does"""
+    triples: _builtins.int
+    """questions with passages and answers that it would learn from"""
+    last_error: _builtins.str
+    """of these rounds; empty when none"""
+    @_builtins.property
+    def run(self) -> _federation_pb2.Run:
+        """the run under way or the last one"""
+
+    def __init__(
+        self,
+        *,
+        base_model: _builtins.str = ...,
+        own: _builtins.str = ...,
+        named: _builtins.str = ...,
+        head_round: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
+        run: _federation_pb2.Run | None = ...,
+        phase: _builtins.str = ...,
+        why_not: _builtins.str = ...,
+        triples: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "head_round", b"head_round", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GeneratorStatus: _TypeAlias = GeneratorStatus  # noqa: Y015
 
 @_typing.final
 class AuditBreak(_message.Message):
@@ -705,19 +771,23 @@ class RoundsRequest(_message.Message):
 
     FIRST_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """0: from the start"""
     limit: _builtins.int
     """the newest so many, 500 at most; 0: 500"""
+    model: _builtins.str
+    """whose rounds; empty: the retriever's"""
     def __init__(
         self,
         *,
         first: _builtins.int = ...,
         limit: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "limit", b"limit", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,16 +930,20 @@ class ChainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """the first round wanted"""
+    model: _builtins.str
+    """whose rounds; empty: the retriever's"""
     def __init__(
         self,
         *,
         first: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3026,12 +3100,15 @@ class TrainRequest(_message.Message):
     RECIPE_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     NOUGHTS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head"""
     epsilon: _builtins.float
     """noise is chosen so that the run's rounds spend this much at the site's delta; 0: noise is as the plan says"""
     recipe: _builtins.str
     """whose choices take the place of the site's settings; empty: none"""
+    model: _builtins.str
+    """whose rounds; empty: the retriever's"""
     @_builtins.property
     def plan(self) -> _federation_pb2.TrainingPlan:
         """unset fields take the site's settings"""
@@ -3053,10 +3130,11 @@ class TrainRequest(_message.Message):
         recipe: _builtins.str = ...,
         choices: _abc.Iterable[_builtins.str] | None = ...,
         noughts: _abc.Iterable[_builtins.str] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "noughts", b"noughts", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "model", b"model", "noughts", b"noughts", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3066,12 +3144,17 @@ Global___TrainRequest: _TypeAlias = TrainRequest  # noqa: Y015
 class StopTrainingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose rounds; empty: the retriever's"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3103,12 +3186,17 @@ Global___TrainReply: _TypeAlias = TrainReply  # noqa: Y015
 class WatchTrainingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose rounds; empty: the retriever's"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -420,6 +420,7 @@ class HelloReply(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     HEAD_ROUND_FIELD_NUMBER: _builtins.int
     UNIX_MS_FIELD_NUMBER: _builtins.int
+    OTHER_HEADS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """the receiver's"""
     software_version: _builtins.str
@@ -429,12 +430,16 @@ class HelloReply(_message.Message):
     manifest_version: _builtins.int
     """the replier's manifest"""
     head_round: _builtins.int
-    """last committed round at the replier; 0 = none yet"""
+    """last committed round of the retriever at the replier; 0 = none yet"""
     unix_ms: _builtins.int
     """the replier's clock, milliseconds since 1970 (UTC)"""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the features both have"""
+
+    @_builtins.property
+    def other_heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogHead]:
+        """of the logs of other models"""
 
     def __init__(
         self,
@@ -446,14 +451,41 @@ class HelloReply(_message.Message):
         manifest_version: _builtins.int = ...,
         head_round: _builtins.int = ...,
         unix_ms: _builtins.int = ...,
+        other_heads: _abc.Iterable[Global___LogHead] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "head_round", b"head_round", "manifest_version", b"manifest_version", "protocol_version", b"protocol_version", "sender", b"sender", "software_version", b"software_version", "unix_ms", b"unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "head_round", b"head_round", "manifest_version", b"manifest_version", "other_heads", b"other_heads", "protocol_version", b"protocol_version", "sender", b"sender", "software_version", b"software_version", "unix_ms", b"unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
+
+@_typing.final
+class LogHead(_message.Message):
+    """How far a model's log of rounds is at a site."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    HEAD_ROUND_FIELD_NUMBER: _builtins.int
+    log: _builtins.str
+    """the log's id"""
+    head_round: _builtins.int
+    """last committed round; 0 = none yet"""
+    def __init__(
+        self,
+        *,
+        log: _builtins.str = ...,
+        head_round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_round", b"head_round", "log", b"log"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogHead: _TypeAlias = LogHead  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
@@ -549,7 +581,7 @@ class PushFrame(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """first frame only"""
+    """first frame only: that of the log of rounds it is of"""
     sender: _builtins.str
     """first frame only; must be the certificate's site"""
     total_bytes: _builtins.int
@@ -588,7 +620,7 @@ class PullRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """must equal the receiver's"""
+    """of the log of rounds that it is of; one of the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     offset: _builtins.int
@@ -616,6 +648,10 @@ Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 @_typing.final
 class Envelope(_message.Message):
     """---- the round protocol -----------------------------------------------------
+
+    Each model has a log of rounds of its own, named by the federation's id with the model's
+    behind it ("bank", "bank.generator"): in whatever is signed it is the federation_id
+    (docs/decisions/0059).
 
     The coordinator of an attempt is a courier: what decides what is summed, opened
     and adopted is either signed by the site that it concerns or follows, at every
@@ -657,7 +693,7 @@ class Envelope(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     REMEMBERED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """must equal the receiver's"""
+    """of the log of rounds that it is of; one of the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     manifest_version: _builtins.int

@@ -7,6 +7,7 @@ import re
 from crypto.identity.keys import IdentityError
 
 ID = re.compile("[a-z0-9][a-z0-9-]{0,62}")  # also fits a DNS label
+LOG = re.compile(rf"{ID.pattern}(?:\.[a-z]{{1,16}})?")  # a federation's log of a model's rounds
 
 _SITE_URI = re.compile(f"hanse://({ID.pattern})/site/({ID.pattern})")
 _AUTHORITY_URI = re.compile(f"hanse://({ID.pattern})/authority")

@@ -9,7 +9,7 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -29,10 +29,12 @@ from daemon.personal.store import PersonalStore
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.driver import Driver
+from daemon.rounds.readiness import refresh
 from daemon.services.answer_evaluation import AnswerJudge, NothingToCompareError
-from daemon.services.collection import NotIndexedYet
+from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
+from daemon.services.generator import FederatedGenerator
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
@@ -47,7 +49,7 @@ from daemon.state.tokens import TokenError, TokenRefused, Tokens
 from peers.rounds.runs import RunRefused
 from peers.wire.bounds import Rule, rule_for
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.manifest import NamedRetriever
+from peers.wire.manifest import RETRIEVER, NamedModel
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
 from proto import questions_pb2 as questions
@@ -106,19 +108,39 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """What the daemon knows about itself beside its driver.
+    """What the daemon knows about itself.
 
-    ``coming``: the retriever of ``[next_retriever]`` where that is not in use; None: none.
+    ``drivers``: of the rounds of each model that is trained here, by its name, the retriever's
+    among them. ``coming``: the retriever of ``[next_retriever]`` where that is not in use; None:
+    none. ``generator``: as `driver_of` would need it, also where its rounds are not run.
     """
 
-    driver: Driver
+    drivers: Mapping[str, Driver]
+    collection: Collection
+    generator: FederatedGenerator
     settings: Settings
-    coming: NamedRetriever | None
+    coming: NamedModel | None
     personal: PersonalStore
     audit: AuditLog
     tokens: Tokens
     services: Services
     process: ProcessFigures
+
+    @property
+    def driver(self) -> Driver:
+        """Of the retriever's rounds."""
+        return self.drivers[RETRIEVER]
+
+    def driver_of(self, model: str) -> Driver:
+        """Of a model's rounds; "": the retriever's. Raises RunRefused where there are none."""
+        driver = self.drivers.get(model or RETRIEVER)
+        if driver is None:
+            raise RunRefused(self.generator.why_no_rounds(self.driver.manifest))
+        return driver
+
+    async def refresh(self) -> None:
+        """Documents or pairs have changed: what this site can contribute may be another thing."""
+        await refresh(driver.readiness for driver in self.drivers.values())
 
 
 class Caller:
@@ -126,7 +148,7 @@ class Caller:
 
     def __init__(self, around: ServiceContext, actor: str) -> None:
         self._audit = around.audit
-        self._driver = around.driver
+        self._around = around
         self.actor = actor
 
     @asynccontextmanager
@@ -167,7 +189,7 @@ class Caller:
             return
         here = await self.may_see(document_id, context, rights)
         if here:
-            known = self._driver.collection.known([document_id])
+            known = self._around.collection.known([document_id])
             here = bool(await self.answered(context, known))
         if not here:
             async with self.audited(context, action):
@@ -198,6 +220,13 @@ class Calls(rpc.ControlServicer):
         self._actor = actor
         self._caller = Caller(around, actor)
         self._audited, self._answered = self._caller.audited, self._caller.answered
+
+    async def _driver_of(self, model: str, context: Context) -> Driver:
+        """As `ServiceContext.driver_of`; the call ends where there is none."""
+        try:
+            return self._around.driver_of(model)
+        except RunRefused as refusal:
+            await refuse(context, str(refusal))
 
 
 async def refuse(

@@ -119,7 +119,7 @@ class LearningCalls(Calls):
             finally:
                 await steps.aclose()
             recorded["pairs"] = last.made
-            await self._driver.readiness.refresh()
+            await self._around.refresh()
 
     async def _told(
         self, step: PairProgress | PairCounts, context: Context
@@ -156,7 +156,7 @@ class LearningCalls(Calls):
         how = await self._answered(context, _how(request.kind)) if request.kind else ""
         async with self._audited(context, "drop-pairs", kind=request.kind):
             await self._answered(context, self._pairs.drop(how))
-        await self._driver.readiness.refresh()
+        await self._around.refresh()
         return await self._made(context)
 
     async def _made(
@@ -191,7 +191,7 @@ class LearningCalls(Calls):
             page = [one for one in found if one.id > request.after][: request.limit]
             shown = await self._answered(
                 context,
-                self._driver.collection.read(
+                self._around.collection.read(
                     lambda library: [_proposal_message(one, library) for one in page]
                 ),
             )
@@ -213,7 +213,7 @@ class LearningCalls(Calls):
             if request.forget_token:
                 work = proposals.forget_token(request.forget_token)
                 recorded["votes"] = forgotten = await self._answered(context, work)
-        await self._driver.readiness.refresh()
+        await self._around.refresh()
         return control.DecideProposalsReply(
             accepted=len(accepted.known),
             rejected=len(rejected),
@@ -231,7 +231,7 @@ class LearningCalls(Calls):
         """Judge retrieval on this site's own pairs, step by step."""
 
         def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Evaluation]:
-            return self._driver.collection.evaluate(request.split, listener)
+            return self._around.collection.evaluate(request.split, listener)
 
         async with self._audited(context, "evaluate") as recorded:
             async with watched(begin, EvaluationProgress) as (steps, work):
@@ -488,7 +488,7 @@ def _own(around: ServiceContext) -> tuple[Serving, list[control.Fact]]:
 
 def _serving(around: ServiceContext) -> Serving:
     """What the version that answers has of this site's own: only what its index knows of."""
-    collection, personal = around.driver.collection, around.settings.retriever.personal
+    collection, personal = around.collection, around.settings.retriever.personal
     served = collection.served_digest
     own = around.personal.serving(served) if served else None
     embedded = embedded_by(personal, around.personal.folder, served)

@@ -79,7 +79,7 @@ class LibraryCalls(Calls):
         tell: Listener,
     ) -> None:
         """Who asked is waited for where it is to send, and nowhere longer than `_SILENT_S`."""
-        with self._driver.collection.changes.asked_for("an ingest"):
+        with self._around.collection.changes.asked_for("an ingest"):
             async with self._audited(context, "ingest") as recorded:
                 originals = self._around.services.originals
                 state = control.IngestProgress(keeps_originals=originals.keeping)
@@ -92,8 +92,8 @@ class LibraryCalls(Calls):
                     # Who broke off has stored what was read by then: it must not stay unfound.
                     if not state.done:
                         if state.documents_new + state.documents_changed:
-                            self._driver.collection.refresh()
-                        await self._driver.readiness.refresh()
+                            self._around.collection.refresh()
+                        await self._around.refresh()
 
     async def _ingested(
         self,
@@ -104,7 +104,7 @@ class LibraryCalls(Calls):
         tell: Listener,
     ) -> None:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
-        collection, lost, told = self._driver.collection, _Lost(), set[int]()
+        collection, lost, told = self._around.collection, _Lost(), set[int]()
         watched_folders = [one.folder for one in self._around.services.folders.states]
         async for request in requests:
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
@@ -138,13 +138,13 @@ class LibraryCalls(Calls):
             recorded |= _counted(state)
             tell(_with_errors(state, await self._count_usable(state, lost)))
             await collection.index(partial(_tell_indexing, state, tell))
-        await self._driver.readiness.refresh()
+        await self._around.refresh()
         state.done = True
         tell(_with_errors(state, []))
 
     async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> list[str]:
         """How many pairs have a document here; of the others, what the first may mean."""
-        collection = self._driver.collection
+        collection = self._around.collection
         unusable = await collection.unusable(lost.sought)
         state.pairs_usable = state.pairs - len(unusable) - lost.given_up
         names = list(dict.fromkeys(pair.positives[0] for pair in unusable))
@@ -165,7 +165,7 @@ class LibraryCalls(Calls):
         async with self._audited(context, "show-documents") as recorded:
             found = await self._answered(
                 context,
-                self._driver.collection.documents(request.begins, request.after, request.limit),
+                self._around.collection.documents(request.begins, request.after, request.limit),
             )
             recorded["documents"] = len(found)
         return control.ListDocumentsReply(documents=[stored_message(one) for one in found])
@@ -174,7 +174,7 @@ class LibraryCalls(Calls):
         self, request: control.ListWaitingRequest, context: Context
     ) -> control.ListWaitingReply:
         """A page of what waits for OCR."""
-        collection = self._driver.collection
+        collection = self._around.collection
         async with self._audited(context, "show-documents") as recorded:
             found = await self._answered(
                 context,
@@ -192,7 +192,7 @@ class LibraryCalls(Calls):
         self, request: control.ShowDocumentRequest, context: Context
     ) -> control.ShowDocumentReply:
         """One document, passage by passage."""
-        collection = self._driver.collection
+        collection = self._around.collection
         async with self._audited(context, "show-documents") as recorded:
             found = await self._answered(context, collection.documents(request.id, "", 1))
             waiting = await self._answered(
@@ -238,7 +238,7 @@ class LibraryCalls(Calls):
         self, request: control.ExportDocumentsRequest, context: Context
     ) -> AsyncIterator[control.ExportDocumentsPart]:
         """Documents, some at a time, then the pairs that name them; nothing waits for it."""
-        collection, begins = self._driver.collection, request.begins
+        collection, begins = self._around.collection, request.begins
         ids = list(dict.fromkeys(request.ids))
         async with self._audited(context, "export") as recorded:
             recorded |= {"documents": 0, "pairs": 0}
@@ -271,7 +271,7 @@ class LibraryCalls(Calls):
             yield ids[first : first + _PAGE]
         after = ""
         while not ids:
-            work = self._driver.collection.documents(begins, after, _PAGE)
+            work = self._around.collection.documents(begins, after, _PAGE)
             if not (found := await self._answered(context, work)):
                 return
             after = found[-1].id
@@ -289,7 +289,7 @@ class LibraryCalls(Calls):
 
     async def _remove(self, ids: Sequence[str], context: Context, tell: Listener) -> None:
         """As an ingest, it holds up nobody where who asked has stopped."""
-        collection, pairs = self._driver.collection, self._around.services.pairs
+        collection, pairs = self._around.collection, self._around.services.pairs
         with collection.changes.asked_for("a removal"):
             async with collection.changes.turn(), self._audited(context, "remove") as recorded:
                 known = await collection.known(ids)
@@ -309,7 +309,7 @@ class LibraryCalls(Calls):
                 finally:
                     if not state.done:  # who hung up does not keep the old index
                         collection.refresh()
-                    await self._driver.readiness.refresh()
+                    await self._around.refresh()
                 tell(state)
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
@@ -340,7 +340,7 @@ class LibraryCalls(Calls):
         outcome, citations = "refused or failed", 0
         try:
             asked = (kind, request.question, list(request.documents), top_k, request.run)
-            work = self._driver.collection.with_open_version(try_prompt, *asked)
+            work = self._around.collection.with_open_version(try_prompt, *asked)
             tried = await self._answered(context, work)
             outcome = "answered"
             citations = len(tried.answer.citations) if tried.answer is not None else 0
@@ -359,7 +359,7 @@ class Answers:
     """
 
     def __init__(self, around: ServiceContext, caller: Caller) -> None:
-        self._collection = around.driver.collection
+        self._collection = around.collection
         self._audit = around.audit
         self._caller = caller
 

@@ -47,7 +47,7 @@ class Originals:
     """
 
     def __init__(self, around: ServiceContext, caller: Caller) -> None:
-        self._collection = around.driver.collection
+        self._collection = around.collection
         self._originals = around.services.originals
         self._caller = caller
 

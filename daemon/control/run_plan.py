@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from config.loading import RENAMED, explained
 from config.recipes import DEFAULT_RECIPE, RECIPES, AloneAxes
-from config.settings import LearningSettings, RobustSettings, TrainingSettings
+from config.settings import LearningSettings, RobustSettings, Settings, TrainingSettings
 from daemon.learning.from_settings import learning_plan
 from daemon.learning.plan_fields import fill
 from proto import federation_pb2 as pb
@@ -64,6 +64,32 @@ def chosen(
     except ValidationError as error:
         section = "training" if error.title == TrainingSettings.__name__ else "learning"
         raise ChoiceRefused("; ".join(explained(section, error, written))) from error
+
+
+def of_generator(settings: Settings) -> tuple[TrainingSettings, LearningSettings, str]:
+    """What a run of the generator's rounds goes by, where nothing is chosen for it.
+
+    As [generator] says, else as [training] and [learning] do, but for what concerns retrieval.
+    """
+    own = settings.generator
+    steps = {
+        "local_epochs": own.local_epochs,
+        "batch_size": own.batch_size,
+        "learning_rate": own.learning_rate,
+        "hard_negatives": 0,
+    }
+    axes = {
+        "recipe": "fedavg",
+        "negatives": "in_batch",
+        "batches": "random",
+        "distill": "none",
+        "start_from": "global",
+    }
+    return (
+        settings.training.model_copy(update=steps),
+        settings.learning.model_copy(update=axes),
+        own.adapt,
+    )
 
 
 # Policy of a site is not for one run to change; bits and mode have options of their own, and

@@ -10,20 +10,21 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from daemon.control.context import Calls, Context, refuse
+from daemon.control.context import Calls, Context, ServiceContext, refuse
 from daemon.control.library_messages import told_threshold
 from daemon.jobs.answering import OpenIndex
 from daemon.library.readers.documents import INSTALL_OCR
 from daemon.library.readers.pdf import engines
 from daemon.process import metrics
 from daemon.process.telemetry import resident_bytes
+from daemon.rounds.driver import Driver
 from daemon.state.audit import LOOK_AT_IT
 from daemon.state.audit_format import AuditError, BreakRecord
 from daemon.state.expiry import expiries, warnings
 from peers.link.contacts import PeerStatistics
 from peers.rounds.evidence import WORDS
 from peers.rounds.protocol import Protocol
-from peers.wire.manifest import FederationManifest, NamedRetriever
+from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import control_pb2 as control
 
@@ -46,7 +47,7 @@ class StatusCalls(Calls):
         around, driver = self._around, self._driver
         counts, owed = await self._answered(
             context,
-            driver.collection.read(lambda library: (library.counts(), library.erasure.owed())),
+            around.collection.read(lambda library: (library.counts(), library.erasure.owed())),
         )
         lag = around.process.lag.since_start()
         seen = driver.transport.statistics()
@@ -54,7 +55,7 @@ class StatusCalls(Calls):
         pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
-        waiting = max(0, counts.passages - driver.collection.opened.passages)
+        waiting = max(0, counts.passages - around.collection.opened.passages)
         return control.StatusReply(
             site=driver.identity.site_id,
             federation_id=driver.identity.federation_id,
@@ -62,7 +63,7 @@ class StatusCalls(Calls):
             manifest_version=driver.protocol.manifest.version,
             head_round=driver.protocol.head_round,
             model_digest=driver.protocol.durable.head_digest,
-            index_digest=driver.collection.served_digest,
+            index_digest=around.collection.served_digest,
             documents=counts.documents,
             passages=counts.passages,
             pairs_train=counts.pairs_train,
@@ -81,9 +82,9 @@ class StatusCalls(Calls):
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
             encoder=around.services.personaliser.spec.encoder,
-            retriever=str(NamedRetriever(driver.shapes.digest, driver.shapes.total)),
+            retriever=str(NamedModel(driver.shapes.digest, driver.shapes.total)),
             next_retriever=str(around.coming or ""),
-            wanted_digest=driver.collection.wanted,
+            wanted_digest=around.collection.wanted,
             last_error=self._last_error(),
             audit_entries=audit_entries,
             audit_head=audit_head,
@@ -91,18 +92,19 @@ class StatusCalls(Calls):
             warnings=[
                 *self.federation_warnings(),
                 *people_shut_out(around.tokens.people.fault()),
-                *driver.collection.warnings,
+                *around.collection.warnings,
                 *around.services.folders.warnings,
                 *await waiting_for_ocr(counts.waiting),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
-            **_of_index(driver.collection.opened),
+            **_of_index(around.collection.opened),
             documents_waiting=counts.waiting,
             erasure_owed=owed,
-            library_change=driver.collection.changes.under_way,
+            library_change=around.collection.changes.under_way,
             passages_waiting=waiting,
-            passages_embedded=driver.collection.embedded_of(waiting),
+            passages_embedded=around.collection.embedded_of(waiting),
             counted=metrics.counts(),
+            generator=await _of_generator(around),
         )
 
     def federation_warnings(self) -> list[str]:
@@ -128,7 +130,7 @@ class StatusCalls(Calls):
 
     def _last_error(self) -> str:
         """A broken audit log must not hide an attempt's error, nor the other way round."""
-        others = self._driver.last_error or self._driver.collection.last_error
+        others = self._driver.last_error or self._around.collection.last_error
         if self._audit.trouble or not self._audit.broken:
             return self._audit.trouble or others
         return "; ".join([self._broken()[0], *([others] if others else [])])
@@ -188,15 +190,14 @@ class StatusCalls(Calls):
             )
         return reply
 
-    async def Rounds(
-        self, request: control.RoundsRequest, _context: Context
-    ) -> control.RoundsReply:
+    async def Rounds(self, request: control.RoundsRequest, context: Context) -> control.RoundsReply:
         """Committed rounds, oldest first, each with the attempts that this site saw."""
+        driver = await self._driver_of(request.model, context)
         limit = min(request.limit or _ROUNDS_A_REPLY, _ROUNDS_A_REPLY)
-        commits = await asyncio.to_thread(self._driver.store.rounds, request.first, limit)
-        reply = control.RoundsReply(open_round=self._driver.protocol.head_round + 1)
+        commits = await asyncio.to_thread(driver.store.rounds, request.first, limit)
+        reply = control.RoundsReply(open_round=driver.head_round + 1)
         first = commits[0].certificate.body.round if commits else reply.open_round
-        seen = await self._attempts(first, reply.open_round)
+        seen = await _attempts(driver, first, reply.open_round)
         for commit in commits:
             reply.rounds.add(
                 certificate=commit.certificate,
@@ -206,22 +207,45 @@ class StatusCalls(Calls):
         reply.open_attempts.extend(seen.get(reply.open_round, []))
         return reply
 
-    async def _attempts(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
-        log_of_attempts = self._driver.progress.attempts
-        if log_of_attempts is None:
-            return {}
-        return await asyncio.to_thread(log_of_attempts.attempts, first, last)
-
     async def Chain(
-        self, request: control.ChainRequest, _context: Context
+        self, request: control.ChainRequest, context: Context
     ) -> AsyncIterator[control.ChainPart]:
         """Every certificate from a round on, with the manifests they were signed under."""
-        store = self._driver.store
-        yield control.ChainPart(manifests=await asyncio.to_thread(store.manifests))
+        manifests = await asyncio.to_thread(self._driver.store.manifests)  # of all logs
+        store = (await self._driver_of(request.model, context)).store
+        yield control.ChainPart(manifests=manifests)
         first = max(1, request.first)
         while commits := await asyncio.to_thread(store.rounds_from, first, _CHAIN_PART):
             yield control.ChainPart(certificates=[c.certificate for c in commits])
             first = commits[-1].certificate.body.round + 1
+
+
+async def _attempts(driver: Driver, first: int, last: int) -> dict[int, list[control.Attempt]]:
+    log_of_attempts = driver.progress.attempts
+    if log_of_attempts is None:
+        return {}
+    return await asyncio.to_thread(log_of_attempts.attempts, first, last)
+
+
+async def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
+    generator, driver = around.generator, around.drivers.get(GENERATOR)
+    reply = control.GeneratorStatus(base_model=generator.spec.base_model)
+    if generator.own is not None:
+        reply.own = str(generator.own.name)
+    if driver is None:
+        reply.why_not = generator.why_no_rounds(around.driver.manifest)
+        return reply
+    situation = await generator.situation()
+    reply.named = str(driver.protocol.manifest.retriever or "")
+    reply.head_round = driver.head_round
+    reply.model_digest = driver.protocol.durable.head_digest
+    reply.phase = driver.progress.current_phase
+    reply.why_not = situation.reason
+    reply.triples = situation.num_examples
+    reply.last_error = driver.last_error
+    if driver.protocol.run is not None:
+        reply.run.CopyFrom(driver.protocol.run)
+    return reply
 
 
 def _of_index(opened: OpenIndex) -> dict[str, Any]:
@@ -253,7 +277,7 @@ def _user_name(actor: str) -> dict[str, str]:
         return {}
 
 
-def other_retriever(protocol: Protocol, coming: NamedRetriever | None) -> list[str]:
+def other_retriever(protocol: Protocol, coming: NamedModel | None) -> list[str]:
     """That rounds train another encoder than this site uses, and what to do here."""
     cause, wanted = protocol.other_retriever, protocol.manifest.retriever
     if not cause:

@@ -29,7 +29,7 @@ class TokenCalls(Calls):
 
     async def _empty(self, token: Token) -> list[str]:
         """Those of its collections that have no document yet."""
-        collection = self._driver.collection
+        collection = self._around.collection
         found = []
         for name in token.collections or ():
             if not await collection.documents(f"{name}/", "", 1):

@@ -7,12 +7,16 @@ import math
 import uuid
 from collections.abc import AsyncIterator
 
+from config.settings import LearningSettings, TrainingSettings
 from daemon.control.context import Calls, Context, refuse
-from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
+from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, of_generator, put_noughts
 from daemon.learning.plan_fields import fill
+from daemon.rounds.audited import of_model
+from daemon.rounds.driver import Driver
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
+from peers.wire.manifest import GENERATOR
 from peers.wire.messages import check
 from proto import bounds
 from proto import control_pb2 as control
@@ -28,45 +32,48 @@ class TrainingCalls(Calls):
 
     async def Train(self, request: control.TrainRequest, context: Context) -> control.TrainReply:
         """Start a run."""
-        plan = await self._plan(request, context)
+        driver = await self._driver_of(request.model, context)
+        plan = await self._plan(request, driver, context)
         run_id = uuid.uuid4().hex[:12]
         async with self._audited(
-            context, "train", run=run_id, rounds=request.rounds, recipe=plan.learning.recipe
+            context,
+            "train",
+            **of_model(driver.protocol.log_id),
+            run=run_id,
+            rounds=request.rounds,
+            recipe=plan.learning.recipe,
         ):
-            await self._answered(
-                context, self._driver.ask(do.RunRequested(run_id, request.rounds, plan))
-            )
-        return control.TrainReply(run=self._driver.protocol.run)
+            await self._answered(context, driver.ask(do.RunRequested(run_id, request.rounds, plan)))
+        return control.TrainReply(run=driver.protocol.run)
 
-    async def _plan(self, request: control.TrainRequest, context: Context) -> pb.TrainingPlan:
+    async def _plan(
+        self, request: control.TrainRequest, driver: Driver, context: Context
+    ) -> pb.TrainingPlan:
         """The plan asked for; what it leaves open comes from a recipe or this site's settings."""
-        around = self._around
+        settings = self._around.settings
+        usual: tuple[TrainingSettings, LearningSettings, str] = (
+            settings.training,
+            settings.learning,
+            settings.retriever.adapt,
+        )
+        if driver.model == GENERATOR:
+            usual = of_generator(settings)
         try:
-            training, learning = chosen(
-                around.settings.training,
-                around.settings.learning,
-                around.settings.retriever.adapt,
-                request.recipe,
-                request.choices,
-            )
-            plan = make_plan(
-                request.plan,
-                training,
-                learning,
-                around.settings.robust,
-                around.settings.retriever.adapt,
-            )
+            training, learning = chosen(*usual, request.recipe, request.choices)
+            plan = make_plan(request.plan, training, learning, settings.robust, usual[2])
             if request.plan.HasField("privacy"):
-                plan.privacy.CopyFrom(await self._noise(request, context))
+                plan.privacy.CopyFrom(await self._noise(request, driver, context))
             put_noughts(plan, request.noughts)
             check(plan)
         except (ChoiceRefused, RemoteProtocolError) as error:
             await refuse(context, str(error), "Choose other options", senseless=True)
         return plan
 
-    async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
+    async def _noise(
+        self, request: control.TrainRequest, driver: Driver, context: Context
+    ) -> pb.PrivacyPlan:
         """The noise asked for, or what spends the epsilon asked for; the rest from settings."""
-        wanted, privacy = request.plan.privacy, self._driver.privacy
+        wanted, privacy = request.plan.privacy, driver.privacy
         multiplier = wanted.noise_multiplier or 1.0
         if request.epsilon:
             multiplier = await privacy.calibrated(request.rounds, request.epsilon)
@@ -83,7 +90,7 @@ class TrainingCalls(Calls):
         plan.noise_multiplier = multiplier
         plan.noise_floor = min(wanted.noise_floor or multiplier, multiplier)
         plan.noise_decay = wanted.noise_decay or 1.0
-        plan.first_round = self._driver.protocol.head_round + 1
+        plan.first_round = driver.head_round + 1
         return plan
 
     async def Privacy(
@@ -108,7 +115,9 @@ class TrainingCalls(Calls):
             further_fits=account.fits,
             least_multiplier=account.least,
             last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
-            warning=self._driver.unbooked.warning,
+            warning=" ".join(
+                filter(None, [one.unbooked.warning for one in self._around.drivers.values()])
+            ),
         )
 
     async def _next_multiplier(self) -> float:
@@ -120,21 +129,23 @@ class TrainingCalls(Calls):
         return noise_of_round(run.plan, head + 1, certificate)[0]
 
     async def StopTraining(
-        self, _request: control.StopTrainingRequest, context: Context
+        self, request: control.StopTrainingRequest, context: Context
     ) -> control.TrainReply:
         """End the run under way, everywhere."""
-        async with self._audited(context, "stop-training"):
-            await self._answered(context, self._driver.ask(do.StopRequested(uuid.uuid4().hex[:12])))
-        return control.TrainReply(run=self._driver.protocol.run)
+        driver = await self._driver_of(request.model, context)
+        async with self._audited(context, "stop-training", **of_model(driver.protocol.log_id)):
+            await self._answered(context, driver.ask(do.StopRequested(uuid.uuid4().hex[:12])))
+        return control.TrainReply(run=driver.protocol.run)
 
     async def WatchTraining(
-        self, _request: control.WatchTrainingRequest, _context: Context
+        self, request: control.WatchTrainingRequest, context: Context
     ) -> AsyncIterator[control.TrainingProgress]:
         """The run under way, step by step, until it is over; and who does not answer meanwhile."""
-        run = self._driver.protocol.run
+        driver = await self._driver_of(request.model, context)
+        run = driver.protocol.run
         if run is None:
             return
-        steps = self._driver.progress.watch(run.target_round > self._driver.protocol.head_round)
+        steps = driver.progress.watch(run.target_round > driver.head_round)
         step, coming = control.TrainingProgress(), None
         try:
             while not step.finished:

@@ -198,7 +198,7 @@ class QuestionsService(rpc.QuestionsServicer):
         self, _request: questions.HealthRequest, _context: Context
     ) -> questions.HealthReply:
         """Whether questions can be answered."""
-        served = self._around.driver.collection.served_index
+        served = self._around.collection.served_index
         return questions.HealthReply(answers=served is not None)
 
     async def Status(
@@ -278,7 +278,7 @@ class _AnsweringTo:
     def __init__(self, around: ServiceContext, caller: Caller, rights: Rights) -> None:
         self._answers = Answers(around, caller)
         self._originals = Originals(around, caller)
-        self._collection = around.driver.collection
+        self._collection = around.collection
         self._pairs = around.services.pairs
         self._audit = around.audit
         self._caller = caller

@@ -163,7 +163,7 @@ class Uploads:
 
     def __init__(self, around: ServiceContext) -> None:
         self._around = around
-        self._collection = around.driver.collection
+        self._collection = around.collection
         self._most_bytes = around.settings.gateway.upload_mib << 20
         self._told: dict[str, deque[_Brought]] = {}  # by actor, who brought last is last
         self._under_way = Counter[str]()  # of each share
@@ -424,7 +424,7 @@ class Uploads:
         """Wait until questions find it."""
         self._collection.refresh()
         await self._collection.recount()
-        await self._around.driver.readiness.refresh()
+        await self._around.refresh()
         with suppress(NotIndexedYet):  # `fedctl status` says why
             await self._collection.until_settled()
             one.state = "searchable"

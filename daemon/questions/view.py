@@ -38,7 +38,7 @@ async def seen_by_an_operator(
         manifest_version=driver.protocol.manifest.version,
         head_round=driver.protocol.head_round,
         model_digest=driver.protocol.durable.head_digest,
-        index_digest=driver.collection.served_digest,
+        index_digest=around.collection.served_digest,
         run=driver.protocol.run,
         progress=driver.progress.now,
         warnings=service.federation_warnings(),

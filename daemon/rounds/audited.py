@@ -1,8 +1,9 @@
 """What of the traffic with peers goes into the audit log, and when.
 
-`AuditedInbox` stands between the transport and the driver for what comes in,
+`AuditedInbox` stands between the transport and a log's driver for what comes in,
 `AuditedTransport` between the driver and the peers for what goes out; the driver tells of
-accusations and of going back. An entry is on the disk before what it tells of happens.
+accusations and of going back. An entry is on the disk before what it tells of happens. What
+is of another log of rounds than the retriever's says of which model.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from crypto.arrays import Float32
 from daemon.state.audit import DAEMON, Action, AuditLog
 from daemon.state.audit_format import AuditError
 from peers.attempts import effects as do
+from peers.link.contacts import PeerStatistics
 from peers.link.servicer import Inbox
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
 from peers.wire.frames import ReceivedObject, Source, size_of
+from peers.wire.manifest import RETRIEVER, model_of
 from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
 
@@ -29,6 +33,12 @@ _REMEMBERED: Final = 256
 def of_site(site: str) -> str:
     """A peer as an actor."""
     return f"site:{site}"
+
+
+def of_model(log_id: str) -> dict[str, Any]:
+    """Whose rounds an entry is about; nothing where they are the retriever's."""
+    model = model_of(log_id)
+    return {} if model == RETRIEVER else {"model": model}
 
 
 def _named(name: pb.BlobName) -> dict[str, Any]:
@@ -50,30 +60,45 @@ def _asked(request: pb.NegativesRequest) -> dict[str, Any]:
     }
 
 
-async def entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
+async def entered(audit: AuditLog, what: do.Accuse | do.WentBack, log_id: str) -> None:
     """What whoever has to decide about a site should find in the audit log."""
+    of = of_model(log_id)
     match what:
         case do.Accuse(evidence):
             await audit.record_or_owe(
                 DAEMON,
                 "evidence",
                 "kept",
+                **of,
                 site=evidence.first.site,
                 signed=pb.EvidenceKind.Name(evidence.kind).lower(),
                 sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
             )
         case do.WentBack(round_, told_by, forgotten):
             await audit.record_or_owe(
-                DAEMON, "state", "went back", round=round_, told_by=told_by, forgotten=forgotten
+                DAEMON,
+                "state",
+                "went back",
+                **of,
+                round=round_,
+                told_by=told_by,
+                forgotten=forgotten,
             )
 
 
 class AuditedInbox:
     """A driver whose peers' requests for its data, and gifts to it, are recorded."""
 
-    def __init__(self, inbox: Inbox, audit: AuditLog) -> None:
+    def __init__(self, inbox: Inbox, audit: AuditLog, log_id: str) -> None:
+        """``log_id``: whose rounds the driver keeps."""
         self._inbox = inbox
         self._audit = audit
+        self._of = of_model(log_id)
+
+    @property
+    def head_round(self) -> int:
+        """As the driver says."""
+        return self._inbox.head_round
 
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
         """Messages of the protocol touch no data by themselves; what they lead to does."""
@@ -108,26 +133,42 @@ class AuditedInbox:
         self, sender: str, action: Action, outcome: str, objects: dict[str, Any]
     ) -> None:
         try:
-            await self._audit.record(of_site(sender), action, outcome, **objects)
+            await self._audit.record(of_site(sender), action, outcome, **self._of, **objects)
         except AuditError as error:
             raise PeerRefused(str(error)) from error
 
 
-class AuditedTransport(Transport):
-    """A transport that records what of this site's work leaves it, and what it signs."""
+class AuditedTransport:
+    """The way to the peers for one log of rounds, with a record of what leaves this site on it.
+
+    And of what it signs.
+    """
 
     def __init__(
         self,
+        transport: Transport,
         audit: AuditLog,
-        *arguments: Any,
+        log_id: str,
+        *,
         statements: Callable[[], Iterable[pb.Signed]] = tuple,
-        **options: Any,
     ) -> None:
-        """As `Transport`, and where to record. ``statements``: what this site has signed last."""
-        super().__init__(*arguments, **options)
+        """``log_id``: whose rounds; ``statements``: what this site has signed last in them."""
+        self._transport = transport
         self._audit = audit
+        self._log_id = log_id
+        self._of = of_model(log_id)
         self._statements = statements
         self._recorded: OrderedDict[tuple[Hashable, ...], None] = OrderedDict()
+
+    def statistics(self) -> dict[str, PeerStatistics]:
+        """As `Transport.statistics`."""
+        return self._transport.statistics()
+
+    async def pull(
+        self, to: str, name: pb.BlobName, into: Path, *, at_most: int | None = None
+    ) -> ReceivedObject:
+        """As `Transport.pull`."""
+        return await self._transport.pull(to, name, into, at_most=at_most, log=self._log_id)
 
     async def send(self, to: str, envelope: pb.Envelope) -> None:
         """As `Transport.send`. What a coordinator signs itself leaves it with what it carries."""
@@ -173,14 +214,14 @@ class AuditedTransport(Transport):
                 for vote in envelope.commit.certificate.votes:
                     if vote.site == envelope.sender:
                         await self._vote(vote, envelope.commit.certificate)
-        await super().send(to, envelope)
+        await self._transport.send(to, envelope)
 
     async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
         """As `Transport.push`; the tries of one object are one entry."""
         if self._is_new("send", to, name.SerializeToString(deterministic=True)):
             objects = _named(name) | {"to": to, "bytes": await size_of(source)}
-            await self._audit.record_or_owe(DAEMON, "send", "begun", **objects)
-        await super().push(to, name, source)
+            await self._record(DAEMON, "send", "begun", **objects)
+        await self._transport.push(to, name, source, log=self._log_id)
 
     async def negatives(
         self, to: str, request: pb.NegativesRequest, within_s: float
@@ -190,7 +231,7 @@ class AuditedTransport(Transport):
             await self._audit.record(DAEMON, "negatives", "asked", to=to, **_asked(request))
         except AuditError as error:
             raise PeerRefused(f"not asked: {error}") from error
-        return await super().negatives(to, request, within_s)
+        return await self._transport.negatives(to, request, within_s)
 
     async def _promise(self, signed: pb.Signed) -> None:
         """Who will not train says so, and why, before there is a plan to decline."""
@@ -198,10 +239,10 @@ class AuditedTransport(Transport):
         at = (promise.round, promise.attempt)
         if not promise.willing and promise.reason and self._is_new("promise", *at):
             objects = {"round": at[0], "attempt": at[1], "reason": promise.reason}
-            await self._audit.record_or_owe(DAEMON, "plan", "declined", **objects)
+            await self._record(DAEMON, "plan", "declined", **objects)
 
     async def _plan(self, to: str, answer: pb.PlanAnswer) -> None:
-        await self._audit.record_or_owe(
+        await self._record(
             DAEMON,
             "plan",
             "accepted" if answer.accepted else "declined",
@@ -215,7 +256,7 @@ class AuditedTransport(Transport):
         """What this site answers for in a sum."""
         if self._is_new("contribution", round_, attempt):
             contribution = pb.Contribution.FromString(signed.body)
-            await self._audit.record_or_owe(
+            await self._record(
                 DAEMON,
                 "contribution",
                 "signed",
@@ -233,14 +274,14 @@ class AuditedTransport(Transport):
             # It goes by late: this site has signed others since.
             at = {"round": message.round, "attempt": message.attempt}
             digest = message.statement_digest.hex()
-            await self._audit.record_or_owe(DAEMON, "statement", "signed", **at, digest=digest)
+            await self._record(DAEMON, "statement", "signed", **at, digest=digest)
 
     async def _statement(self, digest: bytes, body: bytes) -> None:
         """Whose updates this site agrees to have opened, or which version to be voted on again."""
         if not self._is_new("statement", digest):
             return
         statement = pb.Statement.FromString(body)
-        await self._audit.record_or_owe(
+        await self._record(
             DAEMON,
             "statement",
             "signed",
@@ -255,7 +296,7 @@ class AuditedTransport(Transport):
         """Which version this site has made of a sum that it opened."""
         applied = pb.Applied.FromString(signed.body)
         if self._is_new("applied", applied.root_digest):
-            await self._audit.record_or_owe(
+            await self._record(
                 DAEMON,
                 "applied",
                 "signed",
@@ -268,7 +309,7 @@ class AuditedTransport(Transport):
     async def _failed(self, message: pb.AttemptFailed) -> None:
         """Above all, that a sum was refused, and under whose lead."""
         if self._is_new("attempt", message.round, message.attempt):
-            await self._audit.record_or_owe(
+            await self._record(
                 DAEMON,
                 "attempt",
                 "failed",
@@ -280,7 +321,7 @@ class AuditedTransport(Transport):
     async def _vote(self, vote: pb.Vote, certificate: pb.Certificate | None = None) -> None:
         body = vote.body if certificate is None else certificate.body
         if self._is_new("vote", body.round, vote.attempt):
-            await self._audit.record_or_owe(
+            await self._record(
                 DAEMON,
                 "vote",
                 "given",
@@ -288,6 +329,9 @@ class AuditedTransport(Transport):
                 attempt=vote.attempt,
                 digest=body.model_digest.hex(),
             )
+
+    async def _record(self, actor: str, action: Action, outcome: str, **objects: Any) -> None:
+        await self._audit.record_or_owe(actor, action, outcome, **self._of, **objects)
 
     def _is_new(self, *what: Hashable) -> bool:
         """Whether this was not recorded of late: what is sent again is one deed."""

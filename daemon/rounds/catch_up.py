@@ -23,11 +23,11 @@ from typing import Protocol
 import structlog
 
 from crypto.quantize import FRACTION_INTEGERS
-from daemon.services.collection import Collection
+from daemon.rounds.readiness import Served
 from daemon.state.folder import StateFolder
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import (
-    ShapeManifest,
+    Shapes,
     VersionError,
     import_version,
     is_sound,
@@ -36,7 +36,7 @@ from daemon.state.versions import (
 )
 from peers.attempts import effects as do
 from peers.attempts.modes import mode_of
-from peers.link.transport import Transport
+from peers.link.transport import PeerTransport
 from peers.rounds.protocol import Protocol as RoundProtocol
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import BlobUnknown, PeerError, RemoteProtocolError
@@ -66,7 +66,7 @@ _REFUSED = (PeerError, *_WRONG)
 
 
 class History(Protocol):
-    """Who verifies the past; daemon/state/membership.py's Membership. Calls block: use a thread."""
+    """Who verifies the past (`daemon.state.membership.LogMembership`). Calls block."""
 
     def knows(self, manifest_version: int) -> bool:
         """Whether that manifest is here."""
@@ -74,8 +74,15 @@ class History(Protocol):
     def learn(self, signed: Sequence[bytes]) -> None:
         """Keep signed manifests to verify with; raises ManifestError, StoreError."""
 
+    def signed_from(self, version: int) -> list[bytes]:
+        """The signed manifests of that version and later ones that are here, oldest first."""
+
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """Raises CertificateError."""
+
+    @property
+    def log_id(self) -> str:
+        """Of the log of rounds."""
 
     @property
     def most_values(self) -> int:
@@ -85,11 +92,11 @@ class History(Protocol):
 class Holder(Protocol):
     """Whose head is kept sound; daemon/rounds/driver.py's Driver."""
 
-    collection: Collection
+    served: Served
     protocol: RoundProtocol
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> PeerTransport:
         """The way to the peers."""
 
     def report(self, error: str) -> None:
@@ -104,7 +111,7 @@ class CatchUp:
         *,
         store: Store,
         state: StateFolder,
-        shapes: ShapeManifest,
+        shapes: Shapes,
         history: History,
         keep_versions: int,
         feed: Callable[[do.Event], Awaitable[None]],
@@ -125,7 +132,7 @@ class CatchUp:
 
     # ---- versions ----------------------------------------------------------------
 
-    async def fetch_version(self, effect: do.FetchVersion, transport: Transport) -> None:
+    async def fetch_version(self, effect: do.FetchVersion, transport: PeerTransport) -> None:
         """Have a version on disk, verified: ours, or from the first peer that gives it."""
         digest = effect.model_digest
         if digest in self._fetching:
@@ -136,7 +143,9 @@ class CatchUp:
         else:
             await self._feed(do.VersionHere(digest))
 
-    async def have_version(self, digest: bytes, sites: Iterable[str], transport: Transport) -> str:
+    async def have_version(
+        self, digest: bytes, sites: Iterable[str], transport: PeerTransport
+    ) -> str:
         """As `fetch_version`, for whoever waits here: "", or why it can't be had."""
         self._fetching.add(digest)
         try:
@@ -175,7 +184,7 @@ class CatchUp:
         """Bytes of a version's file at most, ours or what a manifest names."""
         return largest_file(max(self.shapes.total, self._history.most_values))
 
-    async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
+    async def _from_any(self, digest: bytes, sites: list[str], transport: PeerTransport) -> str:
         """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
 
         A site whose packets vanish takes many seconds to fail, and a vote may wait for
@@ -209,7 +218,7 @@ class CatchUp:
             await asyncio.gather(*calls, return_exceptions=True)
         return "; ".join(reasons) or "nobody to ask"
 
-    async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
+    async def _pull(self, transport: PeerTransport, site: str, digest: bytes) -> None:
         """From where an earlier transfer ended, at whichever peer and before whichever crash."""
         incoming = self.state.arriving / f"{_arriving_name(digest)}.{site}"
         await asyncio.to_thread(_inherit, incoming, digest, self._active_pulls)
@@ -257,7 +266,7 @@ class CatchUp:
                 log.info("model version fetched again", model=digest.hex()[:12])
                 await self._feed(do.VersionHere(digest))  # the protocol may have asked meanwhile
                 if await self.is_ours(digest):
-                    driver.collection.adopt(digest)
+                    driver.served.adopt(digest)
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:
         """Remove versions beside the newest few, so that the disk stays bounded."""
@@ -266,7 +275,9 @@ class CatchUp:
 
     # ---- certificates and manifests --------------------------------------------------
 
-    async def fetch_certificates(self, effect: do.FetchCertificates, transport: Transport) -> None:
+    async def fetch_certificates(
+        self, effect: do.FetchCertificates, transport: PeerTransport
+    ) -> None:
         """Get the certificates that we missed, verified, from whoever has them."""
         chain: list[pb.Certificate] = []
         for site in self._whom_to_ask(effect, transport):
@@ -289,15 +300,16 @@ class CatchUp:
                 self.unverified.clear()
                 await self._feed(do.CertificatesArrived(tuple(chain)))
 
-    def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:
+    def _whom_to_ask(self, effect: do.FetchCertificates, transport: PeerTransport) -> list[str]:
         """The site that said so first, then whoever else is ahead, the farthest first."""
         seen = transport.statistics()
-        ahead = [site for site, peer in seen.items() if peer.head_round > effect.after]
-        ahead.sort(key=lambda site: -seen[site].head_round)
+        heads = {site: peer.head_of(self._history.log_id) for site, peer in seen.items()}
+        ahead = [site for site, head in heads.items() if head > effect.after]
+        ahead.sort(key=lambda site: -heads[site])
         return _connected_first(dict.fromkeys([effect.site, *ahead]), transport)
 
     async def _extend(
-        self, chain: list[pb.Certificate], site: str, after: int, transport: Transport
+        self, chain: list[pb.Certificate], site: str, after: int, transport: PeerTransport
     ) -> None:
         """Pull what that site has beyond ``chain``, until it has no more.
 
@@ -321,7 +333,7 @@ class CatchUp:
             self._history.verify_certificate(certificate)
 
     async def _learn_manifests(
-        self, site: str, certificates: Sequence[pb.Certificate], transport: Transport
+        self, site: str, certificates: Sequence[pb.Certificate], transport: PeerTransport
     ) -> None:
         """The manifests of these certificates' time, if we lack one."""
         versions = {certificate.body.manifest_version for certificate in certificates}
@@ -338,7 +350,7 @@ class CatchUp:
                 )
             missing = still
 
-    async def _pull_history(self, transport: Transport, site: str, name: pb.BlobName) -> bytes:
+    async def _pull_history(self, transport: PeerTransport, site: str, name: pb.BlobName) -> bytes:
         """One pull: small enough for memory, and it starts anew after a restart."""
         incoming = self.state.arriving / f"history-{name.kind}-{site}-{name.round}"
         await asyncio.to_thread(incoming.parent.mkdir, parents=True, exist_ok=True)
@@ -361,7 +373,7 @@ class CatchUp:
             certificates = [commit.certificate for commit in rounds]
             return pack_certificates(certificates, at_most=_HISTORY_BYTES_A_PULL)
         if name.kind == pb.MANIFESTS:
-            manifests = await asyncio.to_thread(self.store.manifests, name.round)
+            manifests = await asyncio.to_thread(self._history.signed_from, name.round)
             return pack_manifests(manifests, at_most=_HISTORY_BYTES_A_PULL)
         raise BlobUnknown(f"{pb.BlobKind.Name(name.kind)} is not for pulling (asked by {sender})")
 
@@ -376,7 +388,7 @@ class CatchUp:
 
 
 def too_large(
-    kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
+    kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: Shapes
 ) -> str | None:
     """None when an object of the attempt under way may have ``size`` bytes, else why not."""
     if plan is None:
@@ -404,7 +416,7 @@ def no_room(folder: Path, size: int) -> str | None:
     )
 
 
-def _connected_first(sites: Iterable[str], transport: Transport) -> list[str]:
+def _connected_first(sites: Iterable[str], transport: PeerTransport) -> list[str]:
     """In the order given, but who did not answer of late comes last."""
     seen = transport.statistics()
     return sorted(sites, key=lambda site: site not in seen or not seen[site].connected)

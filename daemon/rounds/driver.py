@@ -13,7 +13,6 @@ written stops this site, and then it says nothing more (daemon/rounds/write_ahea
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from crypto.identity.keys import IdentityError
 from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
 from crypto.quantize import CryptoError
-from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials, JobContext
 from daemon.learning.options import LearningError
 from daemon.process.faultpoints import passing
@@ -38,26 +36,26 @@ from daemon.rounds.events import EventQueue, QueuedEvent
 from daemon.rounds.events import answer as give_answer
 from daemon.rounds.outbox import Outbox, ToPeers, put_in_envelope
 from daemon.rounds.progress import LastError, ProgressBoard
-from daemon.rounds.readiness import Readiness
+from daemon.rounds.readiness import Readiness, Served
 from daemon.rounds.unbooked import Unbooked
-from daemon.rounds.work import AttemptWork, Computing
+from daemon.rounds.work import AttemptWork, Computing, keep_residual
 from daemon.rounds.write_ahead import Unwritable, WriteAhead, still
-from daemon.services.collection import Collection
 from daemon.services.negatives import AnsweringDesk
 from daemon.state.audit import AuditLog
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget
-from daemon.state.store import StoreError
+from daemon.state.store import Store, StoreError
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
+from peers.attempts.statement import named_sums
 from peers.link.negatives import Declined
-from peers.link.transport import Transport
+from peers.link.transport import PeerTransport
 from peers.rounds.evidence import WORDS
 from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import PeerError, RemoteProtocolError
 from peers.wire.frames import ReceivedObject
-from peers.wire.manifest import FederationManifest
+from peers.wire.manifest import FederationManifest, model_of
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -85,7 +83,7 @@ class Attached:
 
     progress: ProgressBoard
     audit: AuditLog
-    desk: AnsweringDesk
+    desk: AnsweringDesk | None
     committed: Callable[[int, bytes], None]
     run_ended: Callable[[], None]
 
@@ -95,7 +93,7 @@ class _Running:
     """What is there while the driver runs. ``tasks``: of the attempt under way."""
 
     group: asyncio.TaskGroup
-    transport: Transport
+    transport: PeerTransport
     outbox: Outbox
     work: AttemptWork
     attached: Attached
@@ -113,26 +111,35 @@ class Driver:
         manifest: FederationManifest,
         catch_up: CatchUp,
         events: EventQueue,
-        collection: Collection,
+        served: Served,
         privacy: PrivacyBudget,
         computing: Computing,
+        evidence: Store,
     ) -> None:
-        """``manifest``: the newest; which one is in force, the protocol says."""
+        """``manifest``: the newest; which one is in force, the protocol says.
+
+        ``served``: the model of these rounds, as this site uses it; ``evidence``: where that is
+        kept, of all logs together.
+        """
+        self.model = model_of(protocol.log_id)
         self.credentials = credentials
         self.protocol = protocol
         self.manifest = manifest
         self.catch_up = catch_up
         self.store = catch_up.store
+        self._evidence = evidence
         self.shapes = catch_up.shapes
-        self.collection = collection
+        self.served = served
         self.privacy = privacy
         self.listening = asyncio.Event()  # the transport is there
         self._folders = catch_up.state
         self._events = events
         self._computing = computing
         self._errors = LastError()
-        self.unbooked = Unbooked(self.identity.site_id, self.store, privacy, self.report)
-        self.readiness = Readiness(collection, privacy, events, self._errors)
+        self.unbooked = Unbooked(
+            self.identity.site_id, self.store, self.model, privacy, self.report
+        )
+        self.readiness = Readiness(served, privacy, self.model, events, self._errors)
         self._journal = WriteAhead(self.store, self._refuse_waiting)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._run_over = False
@@ -154,7 +161,7 @@ class Driver:
 
     async def run(
         self,
-        transport: Transport,
+        transport: PeerTransport,
         attached: Attached,
         started: Callable[[], None],
         *,
@@ -183,9 +190,11 @@ class Driver:
 
     def _work_of_attempts(self, peers: ToPeers, progress: ProgressBoard) -> AttemptWork:
         crypto = self._computing.crypto
-        context = JobContext(self.credentials, crypto, self.shapes, self._events.feed, peers)
+        context = JobContext(
+            self.credentials, self.protocol.log_id, crypto, self.shapes, self._events.feed, peers
+        )
         here, folders = self._computing, self._folders
-        return AttemptWork(context, here, folders, self.privacy, self.readiness, progress)
+        return AttemptWork(context, here, folders, self.privacy, progress)
 
     @property
     def last_error(self) -> str:
@@ -211,7 +220,8 @@ class Driver:
 
     async def _look_at_peers(self) -> None:
         peers = self.transport.statistics()
-        heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
+        log_id = self.protocol.log_id
+        heads = {site: seen.head_of(log_id) for site, seen in peers.items() if seen.connected}
         self._out.say_again(self.protocol.wish, heads)
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
@@ -368,7 +378,7 @@ class Driver:
         delivered = False
         try:
             envelope = pb.Envelope(
-                federation_id=self.identity.federation_id,
+                federation_id=self.protocol.log_id,
                 sender=self.identity.site_id,
                 manifest_version=self.protocol.manifest.version,
             )
@@ -390,7 +400,7 @@ class Driver:
         old = await self._work.begin(effect.round, effect.attempt)
         if old is not None:
             self._start_task(self._work.forget(old))
-        named = {one.plan.draw for _, one in _sums_of(self._said)}
+        named = {one.plan.draw for _, one in named_sums(self._said)}
         await asyncio.to_thread(self._folders.thin_kept, effect.round, named)
 
     # ---- evidence ----------------------------------------------------------------
@@ -402,8 +412,8 @@ class Driver:
         self.report(f"{site} has signed {words}: see `fedctl peers`")
         log.error("a site contradicts itself", peer=site, signed=words)
         now_ms = time.time_ns() // 1_000_000
-        await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
-        await entered(self._running.attached.audit, effect)
+        await asyncio.to_thread(self._evidence.file_evidence, evidence, now_ms)
+        await entered(self._running.attached.audit, effect, self.protocol.log_id)
 
     async def _went_back(self, effect: do.WentBack) -> None:
         """Say it loudly: whoever restored it should know what its copy may not hold."""
@@ -415,7 +425,7 @@ class Driver:
                 round=effect.round,
                 forgotten=effect.forgotten,
             )
-            await entered(self._running.attached.audit, effect)
+            await entered(self._running.attached.audit, effect, self.protocol.log_id)
             return
         text = (
             f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
@@ -424,7 +434,7 @@ class Driver:
         )
         self.report(text)
         log.warning(text, peer=effect.told_by, round=effect.round)
-        await entered(self._running.attached.audit, effect)
+        await entered(self._running.attached.audit, effect, self.protocol.log_id)
 
     # ---- versions and certificates ---------------------------------------------------
 
@@ -434,38 +444,29 @@ class Driver:
         self._errors.committed(effect.round)
         attached, ours = self._running.attached, await self.catch_up.is_ours(effect.model_digest)
         if ours:
-            self.collection.adopt(effect.model_digest)
+            self.served.adopt(effect.model_digest)
             attached.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
-            await asyncio.to_thread(self._keep_residual, effect)
+            named = named_sums(self._said)
+            await asyncio.to_thread(
+                keep_residual, self._folders, self.store.certificate, effect.round, named
+            )
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
         await self.unbooked.look()
-        if self.privacy.committed():
+        if self.privacy.committed(self.model):
             self._start_task(self.readiness.refresh())
         await self.catch_up.forget_old_versions(
-            {effect.model_digest, self.collection.served_digest, self.collection.wanted}
+            {effect.model_digest, self.served.served_digest, self.served.wanted}
         )
         run = self.protocol.run
         if ours and run is not None and run.target_round <= effect.round:
             attached.run_ended()
 
-    def _keep_residual(self, effect: do.Adopt) -> None:
-        """What rounding dropped of the update that is in the committed sum, of no other."""
-        folders, committed = self._folders, self.store.certificate(effect.round)
-        named = committed.body.statement_digest if committed is not None else b""
-        draws = [one.plan.draw for digest, one in _sums_of(self._said) if digest == named]
-        draws = draws or folders.kept_draws(effect.round)
-        path = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
-        try:
-            integers.keep_residual(folders.residual, path)
-        except CryptoError as error:
-            log.warning("what rounding dropped is not fed back", cause=str(error))
-
     def _look_for_a_stop(self, durable: do.Durable) -> None:
         """A run also ends when somebody stops it, and no version follows then."""
         run = durable.run
         over = run is not None and 0 < run.target_round <= durable.head_round
-        if over and not self._run_over and self.collection.wants(durable.head_digest):
+        if over and not self._run_over and self.served.wanted == durable.head_digest:
             self._running.attached.run_ended()
         self._run_over = over
 
@@ -484,6 +485,11 @@ class Driver:
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
 
     # ---- inbox (peers/link/transport.py calls these) --------------------------------------
+
+    @property
+    def head_round(self) -> int:
+        """The last committed round; 0: none."""
+        return self.protocol.head_round
 
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
         """A protocol message; raises RemoteProtocolError when it is out of order."""
@@ -531,7 +537,7 @@ class Driver:
         return self._is_running
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> PeerTransport:
         """The transport; only there while `run` runs."""
         return self._running.transport
 
@@ -591,9 +597,3 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}; the site's log has the details"
-
-
-def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
-    """The sums that a site's state names, with their digests: the last signed, and the locked."""
-    raw = [state.stated.body, state.lock.root or state.lock.certificate.statement]
-    return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]

@@ -26,7 +26,7 @@ import structlog
 from peers.attempts import effects as do
 from peers.attempts.effects import Body
 from peers.link.pacing import Backoff
-from peers.link.transport import Transport
+from peers.link.transport import PeerTransport
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
@@ -160,7 +160,7 @@ def put_in_envelope(envelope: pb.Envelope, body: Body) -> None:
 class ToPeers:
     """The ways out of an attempt: messages in their order, large objects until they are taken."""
 
-    def __init__(self, outbox: Outbox, transport: Transport) -> None:
+    def __init__(self, outbox: Outbox, transport: PeerTransport) -> None:
         self._outbox = outbox
         self._transport = transport
 

@@ -14,6 +14,7 @@ import structlog
 
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget
 from daemon.state.store import Store
+from peers.wire.manifest import RETRIEVER
 
 log = structlog.get_logger()
 
@@ -25,9 +26,15 @@ class Unbooked:
     """What the ledger lacks, as far as it was looked at."""
 
     def __init__(
-        self, site: str, store: Store, privacy: PrivacyBudget, report: Callable[[str], None]
+        self,
+        site: str,
+        store: Store,
+        model: str,
+        privacy: PrivacyBudget,
+        report: Callable[[str], None],
     ) -> None:
-        """``report`` is told why the ledger could not be read."""
+        """``model``: whose rounds; ``report`` is told why the ledger could not be read."""
+        self._model = model
         self._site = site
         self._store = store
         self._privacy = privacy
@@ -44,7 +51,7 @@ class Unbooked:
             took_part += [b.round for b in bodies if b.rules and self._site in b.contributors]
             first = bodies[-1].round + 1
         try:
-            lacking = await self._privacy.unbooked(took_part) if took_part else []
+            lacking = await self._privacy.unbooked(took_part, self._model) if took_part else []
         except LedgerError as error:  # which also keeps every update here until it is mended
             self._report(str(error))
             log.error("the privacy ledger is not compared", cause=str(error))  # noqa: TRY400
@@ -59,11 +66,13 @@ class Unbooked:
         """What the ledger lacks and what to do, for people; empty when nothing."""
         if not self._rounds:
             return ""
+        of = "" if self._model == RETRIEVER else f" of the {self._model}"
         return (
-            f"this site's record of what it spent lacks {_spans(self._rounds)}, in which it took "
-            "part: its state went back, and `fedctl privacy` counts too little. Stop fedd, put a "
-            "newer copy of privacy.sqlite3, and of privacy.sqlite3-wal where there is one, in its "
-            "place; or, where these rounds had noise, count them as spent (a lower privacy.epsilon)"
+            f"this site's record of what it spent lacks {_spans(self._rounds)}{of}, in which it "
+            "took part: its state went back, and `fedctl privacy` counts too little. Stop fedd, "
+            "put a newer copy of privacy.sqlite3, and of privacy.sqlite3-wal where there is one, "
+            "in its place; or, where these rounds had noise, count them as spent (a lower "
+            "privacy.epsilon)"
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,17 +20,14 @@ from typing import Any, Final
 import structlog
 
 from crypto.quantize import CryptoError
-from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.ckks import CkksJobs
 from daemon.jobs.sums.integers import Hiding, SumTerms
 from daemon.jobs.sums.masking import MaskingJobs
 from daemon.jobs.sums.sum_jobs import AttemptState, JobContext, SumJobs
-from daemon.learning.options import TrainingOptions
-from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.options import TrainingOptions, TrainingResult
 from daemon.process.workers import Worker
 from daemon.rounds.progress import ProgressBoard
-from daemon.rounds.readiness import Readiness
 from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget
 from daemon.state.versions import is_sound, shape_of
@@ -38,6 +35,7 @@ from peers.attempts import effects as do
 from peers.plans.policy import terms_of
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.frames import ReceivedObject
+from peers.wire.manifest import model_of
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -50,12 +48,24 @@ JOBS: Final[Mapping[pb.Mode.ValueType, type[SumJobs]]] = {
 
 
 @dataclass(frozen=True)
+class Trainer:
+    """What trains a model: the jobs of the learning worker, and what they are told of it.
+
+    ``train`` as `daemon.jobs.learning.train`; ``write_first`` as its `write_initial_version`.
+    """
+
+    spec: Any
+    train: Callable[..., TrainingResult]
+    write_first: Callable[[Any, Path], bytes]
+
+
+@dataclass(frozen=True)
 class Computing:
-    """The worker processes of a site's rounds, and what the learning one trains, on what."""
+    """The worker processes of a model's rounds, and what the learning one trains, on what."""
 
     learning: Worker
     crypto: Worker
-    spec: RetrieverSpec
+    trainer: Trainer
     library: Path
 
 
@@ -68,14 +78,13 @@ class AttemptWork:
         computing: Computing,
         folders: StateFolder,
         privacy: PrivacyBudget,
-        readiness: Readiness,
         progress: ProgressBoard,
     ) -> None:
         self._context = context
         self._computing = computing
         self._folders = folders
         self._privacy = privacy
-        self._readiness = readiness
+        self._model = model_of(context.log_id)
         self._progress = progress
         self._jobs = {mode: jobs(context) for mode, jobs in JOBS.items()}
         self._state = AttemptState(0, 0, folders.spool / "none")
@@ -170,8 +179,8 @@ class AttemptWork:
         base = await self._base(plan.parent_digest)
         work = computing.learning.run_reporting(
             self._progress.training,
-            learning_jobs.train,
-            computing.spec,
+            computing.trainer.train,
+            computing.trainer.spec,
             computing.library,
             self._folders.versions,
             base,
@@ -212,7 +221,7 @@ class AttemptWork:
             return parent
         if not await asyncio.to_thread(is_sound, versions, self._beginning, ours):
             self._beginning = await self._computing.learning.run(
-                learning_jobs.write_initial_version, self._computing.spec, versions
+                self._computing.trainer.write_first, self._computing.trainer.spec, versions
             )
         return self._beginning
 
@@ -243,12 +252,12 @@ class AttemptWork:
                 "have what it had sent for it: the next attempt draws anew"
             )
         if not drawn:
-            await self._privacy.spend(*effect.at, terms)
+            await self._privacy.spend(*effect.at, terms, self._model)
         residual = self._residual(plan.training.bits)
         hiding = Hiding(effect.weight, effect.scale_exponents, residual, terms, path)
         hidden = await self._of_mode(plan).hide(state, hiding)
         if terms and not drawn:
-            await self._readiness.refresh()
+            await self._privacy.tell()
         await self._feed(do.UpdateReady(*effect.at, hidden.digest, hidden.nonce))
         if effect.coordinator == self._site:
             await self._feed(do.UpdateArrived(*effect.at, effect.coordinator, hidden.digest))
@@ -341,3 +350,24 @@ def _options(plan: pb.Plan) -> TrainingOptions:
         return options
     known = (plan.least_complexity, plan.most_complexity)
     return replace(options, depth=replace(options.depth, complexity_range=known))
+
+
+def keep_residual(
+    folders: StateFolder,
+    certificate: Callable[[int], pb.Certificate | None],
+    round_: int,
+    named: Sequence[tuple[bytes, pb.Statement]],
+) -> None:
+    """Keep what rounding dropped of the update that is in a committed round's sum, of no other.
+
+    ``named``: the sums that the site's state names, with their digests.
+    """
+    committed = certificate(round_)
+    stated = committed.body.statement_digest if committed is not None else b""
+    draws = [one.plan.draw for digest, one in named if digest == stated]
+    draws = draws or folders.kept_draws(round_)
+    path = folders.kept_integers(round_, draws[0]) if len({*draws}) == 1 else None
+    try:
+        integers.keep_residual(folders.residual, path)
+    except CryptoError as error:
+        log.warning("what rounding dropped is not fed back", cause=str(error))

@@ -33,7 +33,7 @@ from daemon.services.negatives import Asking, AskOptions
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.versions import VersionError
-from peers.link.transport import Transport
+from peers.link.transport import PeerTransport
 from peers.rounds.protocol import Protocol
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ class Personaliser:
         learning: Worker,
         collection: Collection,
         protocol: Protocol,
-        transport: Transport,
+        transport: PeerTransport,
         audit: AuditLog,
         federation_id: str,
     ) -> None:

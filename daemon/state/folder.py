@@ -22,6 +22,10 @@ class StateFolder:
 
     root: Path
 
+    def of_model(self, model: str) -> StateFolder:
+        """Where the rounds of another model than the retriever keep what they keep."""
+        return StateFolder(self.root / model)
+
     @property
     def store(self) -> Path:
         """The database of rounds (daemon/state/store.py)."""

@@ -25,7 +25,13 @@ from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
 from daemon.state.store import Store
 from peers.wire.certificates import CertificateError, verify_certificate, verify_vote, vote_payload
-from peers.wire.manifest import FederationManifest, ManifestError, parse_signed
+from peers.wire.manifest import (
+    FederationManifest,
+    ManifestError,
+    NamedModel,
+    log_id,
+    parse_signed,
+)
 from peers.wire.signing import signature_of
 from proto import federation_pb2 as pb
 
@@ -152,7 +158,7 @@ class Membership:
         self._in_file = self.manifest.version
         self._store: Store | None = None
         self._past: dict[int, FederationManifest] = {}
-        self._verified: set[bytes] = set()
+        self._logs: dict[str, LogMembership] = {}
         self._signatures = Signatures(self.trust)
 
     def _read(self) -> tuple[Identity, Trust, FederationManifest, bytes]:
@@ -276,11 +282,14 @@ class Membership:
             self._store.learn_manifests(list(learnt))
         self._past.update({manifest.version: manifest for manifest in manifests})
 
-    @property
-    def most_values(self) -> int:
-        """Of the versions of any retriever that a manifest known here names; 0: none names one."""
-        named = (manifest.retriever for manifest in list(self._past.values()))
-        return max((one.values for one in named if one is not None), default=0)
+    def signed_from(self, version: int) -> list[bytes]:
+        """The signed manifests of that version and later ones that are here, oldest first."""
+        return self._store.manifests(version) if self._store is not None else []
+
+    def named(self, log: str) -> list[NamedModel]:
+        """The models that the manifests known here name for a log of rounds."""
+        named = (manifest.of_log(log).retriever for manifest in list(self._past.values()))
+        return [one for one in named if one is not None]
 
     def manifest_of(self, version: int) -> FederationManifest | None:
         """A manifest that was installed here, if it was."""
@@ -306,8 +315,6 @@ class Membership:
         ``past``: the signer's certificate may have expired, or been replaced, since.
         """
         who = repr(signature.site[:63])  # of a peer's making: bounded before it is shown
-        if manifest.federation_id != self.trust.federation_id:
-            raise CertificateError(f"the manifest is of {manifest.federation_id!r}, another one")
         if not manifest.enabled(signature.site):
             raise CertificateError(
                 f"{who} is not an enabled site of manifest {manifest.version}: "
@@ -318,14 +325,73 @@ class Membership:
         except IdentityError as error:
             raise CertificateError(f"the signature of {who} is refused: {error}") from error
 
+    def log(self, model: str) -> LogMembership:
+        """As the log of a model's rounds goes by it."""
+        if model not in self._logs:
+            self._logs[model] = LogMembership(self, model)
+        return self._logs[model]
+
+
+class LogMembership:
+    """Who counts in one model's log of rounds, and who verifies its past.
+
+    Its manifests follow from those that the authority signs (`FederationManifest.of_log`), so
+    members and quorums are the same in every log, and a signature of one counts in no other.
+    """
+
+    def __init__(self, membership: Membership, model: str) -> None:
+        self._membership = membership
+        self.log_id = log_id(membership.identity.federation_id, model)
+        self._verified: set[bytes] = set()
+
+    @property
+    def manifest(self) -> FederationManifest:
+        """The newest."""
+        return self._membership.manifest.of_log(self.log_id)
+
+    def manifest_of(self, version: int) -> FederationManifest | None:
+        """A manifest that was installed here, if it was."""
+        known = self._membership.manifest_of(version)
+        return None if known is None else known.of_log(self.log_id)
+
+    def knows(self, manifest_version: int) -> bool:
+        """As `Membership.knows`."""
+        return self._membership.knows(manifest_version)
+
+    def learn(self, signed: Sequence[bytes]) -> None:
+        """As `Membership.learn`."""
+        self._membership.learn(signed)
+
+    def signed_from(self, version: int) -> list[bytes]:
+        """As `Membership.signed_from`."""
+        return self._membership.signed_from(version)
+
+    @property
+    def most_values(self) -> int:
+        """Of the versions of any model that a manifest known here names for this log; 0: none."""
+        return max((one.values for one in self._membership.named(self.log_id)), default=0)
+
+    def sign(self, payload: bytes) -> pb.Signature:
+        """As `Membership.sign`."""
+        return self._membership.sign(payload)
+
+    def verify(
+        self, payload: bytes, signature: pb.Signature, manifest: FederationManifest, *, past: bool
+    ) -> None:
+        """As `Membership.verify`, for manifests of this log alone."""
+        if manifest.federation_id != self.log_id:
+            raise CertificateError(f"the manifest is of {manifest.federation_id!r}, another one")
+        self._membership.verify(payload, signature, manifest, past=past)
+
     def verify_vote(self, vote: pb.Vote) -> None:
         """With whom we trust now; a vote under an expired certificate counts for nothing.
 
         One of our own does, when a peer reminds us of it: we have cast it.
         """
         manifest = self.manifest_of(vote.body.manifest_version) or self.manifest
-        verify_vote(vote, self.trust, manifest, at=None)
-        payload, ours = vote_payload(vote.body, vote.attempt), vote.site == self.identity.site_id
+        verify_vote(vote, self._membership.trust, manifest, at=None)
+        ours = vote.site == self._membership.identity.site_id
+        payload = vote_payload(vote.body, vote.attempt)
         self.verify(payload, signature_of(vote), manifest, past=ours)
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
@@ -339,7 +405,7 @@ class Membership:
         if digest in self._verified:
             return
         manifest = self.manifest_of(certificate.body.manifest_version) or self.manifest
-        verify_certificate(certificate, self.trust, manifest, at=None)
+        verify_certificate(certificate, self._membership.trust, manifest, at=None)
         if len(self._verified) >= _VERIFIED_AT_MOST:
             self._verified.clear()
         self._verified.add(digest)

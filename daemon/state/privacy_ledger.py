@@ -16,7 +16,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +28,9 @@ from daemon.process.workers import Worker
 from peers.attempts import effects as do
 from peers.plans.policy import too_dear
 from peers.rounds.acceptor import MOST_DRAWS
+from peers.wire.manifest import RETRIEVER
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS updates (
@@ -42,6 +43,13 @@ CREATE TABLE IF NOT EXISTS updates (
     unix_ms INTEGER NOT NULL
 );
 PRAGMA user_version = 1;
+COMMIT;
+"""
+# Before there were several models, all rounds were the retriever's.
+_MODELS = f"""
+BEGIN;
+ALTER TABLE updates ADD COLUMN model TEXT NOT NULL DEFAULT '{RETRIEVER}';
+PRAGMA user_version = {_SCHEMA_VERSION};
 COMMIT;
 """
 
@@ -80,18 +88,26 @@ class PrivacyLedger:
                 )
             if version == 0:
                 self._db.executescript(_SCHEMA)
+            if version < _SCHEMA_VERSION:
+                self._db.executescript(_MODELS)
 
-    def book(self, round_: int, attempt: int, terms: NoiseTerms | None) -> None:
-        """An update is about to leave; ``terms`` of its noise, None without. On disk when done."""
+    def book(
+        self, round_: int, attempt: int, terms: NoiseTerms | None, model: str = RETRIEVER
+    ) -> None:
+        """An update is about to leave; ``terms`` of its noise, None without. On disk when done.
+
+        ``model``: whose rounds it is for.
+        """
         multiplier, clip_norm, sharers = (
             (terms.multiplier, terms.clip_norm, terms.sharers) if terms else (0.0, 0.0, 0)
         )
         now_ms = time.time_ns() // 1_000_000
         with self._lock, self._explained("write"):
             self._db.execute(
-                "INSERT INTO updates (round, attempt, multiplier, clip_norm, sharers, unix_ms)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (round_, attempt, multiplier, clip_norm, sharers, now_ms),
+                "INSERT INTO updates"
+                " (round, attempt, multiplier, clip_norm, sharers, unix_ms, model)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (round_, attempt, multiplier, clip_norm, sharers, now_ms, model),
             )
         passing("privacy:booked")
 
@@ -102,10 +118,11 @@ class PrivacyLedger:
         multipliers = tuple(row[0] for row in rows if row[0] > 0)
         return Booked(multipliers, len(rows) - len(multipliers))
 
-    def rounds(self) -> set[int]:
-        """The rounds of which something was booked."""
+    def rounds(self, model: str) -> set[int]:
+        """The rounds of a model of which something was booked."""
         with self._lock, self._explained("read"):
-            return {row[0] for row in self._db.execute("SELECT DISTINCT round FROM updates")}
+            rows = self._db.execute("SELECT DISTINCT round FROM updates WHERE model = ?", (model,))
+            return {row[0] for row in rows}
 
     def close(self) -> None:
         """Close the file; a later call fails."""
@@ -162,8 +179,19 @@ class PrivacyBudget:
         self._delta = delta
         self._least_noise = least_noise
         self._least: float | None = None  # None: not known since the last booking
-        self._round, self._tries = 0, 0  # of which so many noised updates were booked
+        # Of each model the round of which so many noised updates were booked.
+        self._tries: dict[str, tuple[int, int]] = {}
+        self._watching: list[Callable[[], Awaitable[None]]] = []
         self._turn = asyncio.Lock()
+
+    def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Have somebody hear, when `tell` is called, that what is left has changed."""
+        self._watching.append(changed)
+
+    async def tell(self) -> None:
+        """Tell whoever watches: every model's rounds spend of the same budget."""
+        for changed in self._watching:
+            await changed()
 
     async def least(self) -> float:
         """The least noise multiplier that another round may have; 0: any, infinity: none."""
@@ -180,8 +208,10 @@ class PrivacyBudget:
             )
         return self._least
 
-    async def spend(self, round_: int, attempt: int, terms: NoiseTerms | None) -> None:
-        """Book an update that is about to leave.
+    async def spend(
+        self, round_: int, attempt: int, terms: NoiseTerms | None, model: str = RETRIEVER
+    ) -> None:
+        """Book an update that is about to leave, for a round of that model.
 
         Raises CryptoError, and nothing is booked, when the budget does not allow it;
         LedgerError when it can't be written. Then the update must not leave.
@@ -192,7 +222,7 @@ class PrivacyBudget:
             if multiplier < least:
                 raise CryptoError(too_dear(multiplier, least))
             booking = asyncio.ensure_future(
-                asyncio.to_thread(self._ledger.book, round_, attempt, terms)
+                asyncio.to_thread(self._ledger.book, round_, attempt, terms, model)
             )
             try:
                 await asyncio.shield(booking)
@@ -200,21 +230,23 @@ class PrivacyBudget:
                 await asyncio.wait([booking])
                 self._least = None
                 if multiplier:
-                    self._tries = self._tries + 1 if round_ == self._round else 1
-                    self._round = round_
+                    before, tries = self._tries.get(model, (0, 0))
+                    self._tries[model] = round_, tries + 1 if round_ == before else 1
 
-    async def unbooked(self, rounds: Sequence[int]) -> list[int]:
-        """Those of these rounds of which the ledger knows nothing. Raises LedgerError."""
-        booked = await asyncio.to_thread(self._ledger.rounds)
+    async def unbooked(self, rounds: Sequence[int], model: str = RETRIEVER) -> list[int]:
+        """Those of a model's rounds of which the ledger knows nothing. Raises LedgerError."""
+        booked = await asyncio.to_thread(self._ledger.rounds, model)
         return [round_ for round_ in rounds if round_ not in booked]
 
-    async def limit(self, situation: do.Situation) -> do.Situation:
-        """What the site can contribute, given what is left of its budget."""
+    async def limit(self, situation: do.Situation, model: str = RETRIEVER) -> do.Situation:
+        """What the site can contribute to a model, given what is left of its budget."""
         least = await self.least()
-        if self._tries >= MOST_DRAWS and situation.willing:
+        round_, tries = self._tries.get(model, (0, 0))
+        if tries >= MOST_DRAWS and situation.willing:
+            of = "" if model == RETRIEVER else f" --model {model}"
             reason = (
-                f"{self._tries} noised updates of round {self._round} are booked, and none was "
-                f"committed: find out why (fedctl rounds show {self._round}), then restart fedd"
+                f"{tries} noised updates of round {round_} are booked, and none was "
+                f"committed: find out why (fedctl rounds show {round_}{of}), then restart fedd"
             )
             return replace(situation, willing=False, reason=reason, least_multiplier=least)
         if math.isinf(least) and situation.willing:
@@ -222,10 +254,10 @@ class PrivacyBudget:
             return replace(situation, willing=False, reason=reason, least_multiplier=least)
         return replace(situation, least_multiplier=least)
 
-    def committed(self) -> bool:
+    def committed(self, model: str = RETRIEVER) -> bool:
         """A round is over; whether that was in the way of this site's taking part."""
-        stopped, self._tries = self._tries >= MOST_DRAWS, 0
-        return stopped
+        _, tries = self._tries.pop(model, (0, 0))
+        return tries >= MOST_DRAWS
 
     async def calibrated(self, rounds: int, epsilon: float) -> float:
         """The noise with which so many rounds spend ``epsilon`` by themselves; infinity: none."""

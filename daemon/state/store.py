@@ -202,23 +202,23 @@ class Store:
         return row is None or row[0] == 0
 
     @property
-    def retriever(self) -> bytes:
+    def trained(self) -> bytes:
         """The shape digest that this site has trained with last; empty at the first start."""
         with self._lock:
             row = self._db.execute("SELECT shape_digest FROM protocol").fetchone()
         return row[0] if row else b""
 
-    def change_retriever(self, shape_digest: bytes) -> None:
+    def change_model(self, shape_digest: bytes) -> None:
         """Train with another one from now on, as a manifest in force has it.
 
         Promises, run, rounds and head stay. Raises StoreError where no round is committed: the
-        first version is the retriever's own, and its digest is what sites have promised.
+        first version is the model's own, and its digest is what sites have promised.
         """
         with self._lock:
             row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608
         if not row[2]:
             raise StoreError(
-                f"{self._path} is of another retriever, and no round is committed in it: start "
+                f"{self._path} is of another model, and no round is committed in it: start "
                 "with an empty state_dir, in which nothing is lost but the library"
             )
         with self._lock, self._explained("write"), self._transaction():

@@ -18,6 +18,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -84,6 +85,35 @@ class ShapeManifest:
             parts[name] = vector[start : start + size].reshape(shape)
             start += size
         return parts
+
+
+class Shapes(Protocol):
+    """What a site has to know of a model to add its updates and to keep its versions."""
+
+    @property
+    def digest(self) -> bytes:
+        """As `ShapeManifest.digest`."""
+
+    @property
+    def total(self) -> int:
+        """As `ShapeManifest.total`."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As `ShapeManifest.sizes`."""
+
+
+@dataclass(frozen=True)
+class UnreadShapes:
+    """Of a model that this site doesn't have, as the manifest names it: it trains none of it."""
+
+    digest: bytes
+    total: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """One group: how the vector falls into groups is not known here."""
+        return (self.total,)
 
 
 def version_digest(shape_digest: bytes, vector: Float32, moments: Float32 | None = None) -> bytes:

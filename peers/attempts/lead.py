@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peers.attempts.bundle import Ground, Promised
-from peers.wire.manifest import FederationManifest
+from peers.wire.manifest import RETRIEVER, FederationManifest, model_of
 from peers.wire.signing import Keys
 
 
@@ -26,8 +26,10 @@ class SharedModel:
         named = manifest.retriever
         if named is None or named.digest == self.shape_digest:
             return ""
+        model = model_of(manifest.federation_id)
+        called = "encoder (retriever" if model == RETRIEVER else f"model ({model}"
         return (
-            f"manifest {manifest.version} names another encoder (retriever "
+            f"manifest {manifest.version} names another {called} "
             f"{named.digest.hex()[:12]}) than the one in use here ({self.shape_digest.hex()[:12]})"
         )
 

@@ -276,3 +276,9 @@ def weights_of(statement: pb.Statement) -> Mapping[str, float]:
     full = statement.plan.full_weight
     examples = {one.site: one.num_examples for one in statement.plan.participants}
     return {one.site: examples[one.site] / full for one in statement.contributions}
+
+
+def named_sums(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
+    """The sums that a site's state names, with their digests: the last signed, and the locked."""
+    raw = [state.stated.body, state.lock.root or state.lock.certificate.statement]
+    return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]

@@ -219,17 +219,24 @@ class PeerLink:
 
         return await self._call(ask)
 
-    async def push(self, name: pb.BlobName, source: Source) -> None:
-        """A large object, from where an earlier push of it broke off."""
-        await self._call(lambda: self._push_whole(name, source))
+    @property
+    def log(self) -> str:
+        """The federation's own log of rounds."""
+        return self.identity.federation_id
 
-    async def pull(self, name: pb.BlobName, into: Path, at_most: int | None) -> ReceivedObject:
+    async def push(self, log: str, name: pb.BlobName, source: Source) -> None:
+        """A large object of a log's rounds, from where an earlier push of it broke off."""
+        await self._call(lambda: self._push_whole(log, name, source))
+
+    async def pull(
+        self, log: str, name: pb.BlobName, into: Path, at_most: int | None
+    ) -> ReceivedObject:
         """A large object into a file, from where an earlier transfer ended."""
         partial = PartialFile(into)
         bound = BLOB_BYTES[name.kind]
         limit = bound if at_most is None else min(bound, at_most)
         try:
-            return await self._call(lambda: self._pull_rest(name, partial, limit))
+            return await self._call(lambda: self._pull_rest(log, name, partial, limit))
         finally:
             if await partial.held() == 0:
                 await partial.discard()
@@ -270,19 +277,19 @@ class PeerLink:
         self._contacts.received(self.peer.id, answer)
         return answer
 
-    async def _push_whole(self, name: pb.BlobName, source: Source) -> None:
+    async def _push_whole(self, log: str, name: pb.BlobName, source: Source) -> None:
         try:
-            await self._push_once(name, source)
+            await self._push_once(log, name, source)
         except grpc.aio.AioRpcError as error:
             if not _beyond_end(error):
                 raise
             # What the peer held was of another object; it has forgotten that now.
-            await self._push_once(name, source)
+            await self._push_once(log, name, source)
 
-    async def _push_once(self, name: pb.BlobName, source: Source) -> None:
+    async def _push_once(self, log: str, name: pb.BlobName, source: Source) -> None:
         total = await size_of(source)
         opening = pb.PushFrame(
-            federation_id=self.identity.federation_id,
+            federation_id=log,
             sender=self.identity.site_id,
             name=name,
             total_bytes=total,
@@ -345,27 +352,27 @@ class PeerLink:
         return int(digits)
 
     async def _pull_rest(
-        self, name: pb.BlobName, partial: PartialFile, limit: int
+        self, log: str, name: pb.BlobName, partial: PartialFile, limit: int
     ) -> ReceivedObject:
         offset = await partial.held()
         if offset > limit:
             await partial.discard()
             offset = 0
         try:
-            return await self._pull_once(name, partial, offset, limit)
+            return await self._pull_once(log, name, partial, offset, limit)
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             if isinstance(error, RemoteProtocolError) or _beyond_end(error):
                 await partial.discard()
             if not offset or not (isinstance(error, DigestMismatch) or _beyond_end(error)):
                 raise
         # What was held is not the beginning of this object: it was another's, or damaged.
-        return await self._pull_rest(name, partial, limit)
+        return await self._pull_rest(log, name, partial, limit)
 
     async def _pull_once(
-        self, name: pb.BlobName, partial: PartialFile, offset: int, limit: int
+        self, log: str, name: pb.BlobName, partial: PartialFile, offset: int, limit: int
     ) -> ReceivedObject:
         request = pb.PullRequest(
-            federation_id=self.identity.federation_id,
+            federation_id=log,
             sender=self.identity.site_id,
             name=name,
             offset=offset,

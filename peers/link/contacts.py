@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from peers.wire.manifest import RETRIEVER, model_of
 from proto import federation_pb2 as pb
 
 Tap = Callable[[Literal["sent", "received"], str, bytes], None]
@@ -32,12 +33,14 @@ class PeerStatistics:
     counts the peer's calls that this site turned down, ``over_quota`` those of them
     that were too many or too large (peers/link/quotas.py). ``shut_out``: the version of the
     manifest in which this site takes no part, as the peer said last (0: it takes our calls).
+    ``head_round`` is that of the retriever's log, ``other_heads`` those of other models' by its id.
     """
 
     connected: bool = False
     last_contact: float | None = None
     software_version: str = ""
     head_round: int = 0
+    other_heads: Mapping[str, int] = field(default_factory=dict)
     manifest_version: int = 0
     clock_offset_ms: float | None = None
     round_trip_ms: float | None = None
@@ -48,6 +51,11 @@ class PeerStatistics:
     over_quota: int = 0
     shut_out: int = 0
     last_error: str = ""
+
+    def head_of(self, log: str) -> int:
+        """The last committed round of a log, as the peer has said; 0: none."""
+        own = model_of(log) == RETRIEVER
+        return self.head_round if own else self.other_heads.get(log, 0)
 
 
 class Contacts:
@@ -116,7 +124,12 @@ class Contacts:
     def reported(self, site: str, reply: pb.HelloReply, clock_offset_ms: float) -> None:
         """A peer's answer to our greeting."""
         self.introduced(site, reply)
-        self._note(site, head_round=reply.head_round, clock_offset_ms=clock_offset_ms)
+        self._note(
+            site,
+            head_round=reply.head_round,
+            other_heads={head.log: head.head_round for head in reply.other_heads},
+            clock_offset_ms=clock_offset_ms,
+        )
 
     def timed(self, site: str, round_trip_ms: float) -> None:
         """So long did a peer's answer take, with no connection to be made first."""

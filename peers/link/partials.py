@@ -25,7 +25,7 @@ from peers.wire.errors import RemoteProtocolError
 from peers.wire.frames import Beginning, Truncated
 from proto import federation_pb2 as pb
 
-_Key = tuple[str, bytes]  # sender, and the serialised name of the object
+_Key = tuple[str, str, bytes]  # sender, log of rounds, and the serialised name of the object
 
 
 class Superseded(Exception):
@@ -44,6 +44,7 @@ class Bounds:
 @dataclass
 class _Kept:
     site: str
+    log: str
     name: pb.BlobName
     beginning: Beginning
     since: float
@@ -75,7 +76,7 @@ class Partials:
         meanwhile: a sender learns of a broken line sooner than we do, and its next
         push must find what the last one brought.
         """
-        key = (site, first.name.SerializeToString(deterministic=True))
+        key = (site, first.federation_id, first.name.SerializeToString(deterministic=True))
         await self._supersede(key)
         beginning = self._taken(key, first) or Beginning(
             # A name of its own, so that no later push can change what was verified.
@@ -90,10 +91,10 @@ class Partials:
                 yield beginning
         except BaseException as error:
             if under_way.scope.expired() and isinstance(error, TimeoutError):
-                self._keep(key, _Kept(site, first.name, beginning, self._clock()))
+                self._keep(key, self._kept_of(site, first, beginning))
                 raise Superseded(f"{called(first.name)} is being pushed anew") from error
             if isinstance(error, Truncated) or not isinstance(error, RemoteProtocolError | OSError):
-                self._keep(key, _Kept(site, first.name, beginning, self._clock()))
+                self._keep(key, self._kept_of(site, first, beginning))
             else:
                 beginning.discard()
             raise
@@ -101,12 +102,17 @@ class Partials:
             del self._under_way[key]
             under_way.released.set()
 
-    def sweep(self, wanted: Callable[[str, pb.BlobName, int], bool]) -> None:
-        """Forget what has waited for long, or is no longer ``wanted`` (site, name, total)."""
+    def _kept_of(self, site: str, first: pb.PushFrame, beginning: Beginning) -> _Kept:
+        return _Kept(site, first.federation_id, first.name, beginning, self._clock())
+
+    def sweep(self, wanted: Callable[[str, str, pb.BlobName, int], bool]) -> None:
+        """Forget what has waited for long, or is not ``wanted`` (log, site, name, total)."""
         now = self._clock()
         for key, partial in list(self._kept.items()):
             too_old = now - partial.since > self._bounds.kept_s
-            if too_old or not wanted(partial.site, partial.name, partial.beginning.total):
+            if too_old or not wanted(
+                partial.log, partial.site, partial.name, partial.beginning.total
+            ):
                 self._forget(key)
 
     async def _supersede(self, key: _Key) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -80,6 +80,10 @@ class Inbox(Protocol):
     A `RemoteProtocolError` raised here goes back to the peer as the reason of a
     refusal; any other exception is logged and told without its details.
     """
+
+    @property
+    def head_round(self) -> int:
+        """The last committed round of its log; 0: none."""
 
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
         """A message whose bounds and sender are checked."""
@@ -187,8 +191,7 @@ class Servicer:
 
     membership: Admission
     spool: Path
-    inbox: Inbox
-    head_round: Callable[[], int]
+    inboxes: Mapping[str, Inbox]  # by the ids of the logs of rounds
     contacts: Contacts
     limits: Limits = field(default_factory=Limits)
     heard: Callable[[str], None] = lambda _site: None  # told of every good greeting
@@ -221,7 +224,7 @@ class Servicer:
                     "has the older release",
                 )
             check(request)
-            self._admit(site, request.federation_id, request.sender)
+            own = self._admit_to_own(site, request.federation_id, request.sender)
             self.contacts.received(site, raw)
             self.contacts.introduced(site, request)
             self.contacts.identified(site, expiry_of(caller.certificate))
@@ -233,16 +236,21 @@ class Servicer:
                 features=[name for name in FEATURES if name in request.features],
                 sender=self._ours,
                 manifest_version=self.membership.manifest.version,
-                head_round=self.head_round(),
+                head_round=own.head_round,
                 unix_ms=time.time_ns() // 1_000_000,
+                other_heads=[
+                    pb.LogHead(log=log_id, head_round=inbox.head_round)
+                    for log_id, inbox in self.inboxes.items()
+                    if inbox is not own
+                ],
             )
             return self._sending(site, reply.SerializeToString())
 
     async def deliver(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """One message of the round protocol."""
         async with self._admitted(caller) as site:
-            envelope = await self._request(site, incoming, pb.Envelope)
-            await self.inbox.message(site, envelope)
+            envelope, inbox = await self._request(site, incoming, pb.Envelope)
+            await inbox.message(site, envelope)
             return self._sending(site, b"")
 
     async def push(
@@ -264,19 +272,22 @@ class Servicer:
                 slot.enter_context(self._one_of("pushes", self.limits.pushes, site))
                 if first is None or not first.HasField("name"):
                     raise RemoteProtocolError("a push that does not begin with what it is")
-                self._admit(site, first.federation_id, first.sender)
+                inbox = self._admit(site, first.federation_id, first.sender)
                 self._expect_greeting(site)
-                why_not = self.inbox.accepts(site, first.name, first.total_bytes)
+                why_not = inbox.accepts(site, first.name, first.total_bytes)
                 if why_not is not None:
                     raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
-                what = (first.name.kind, first.name.round, first.name.attempt)
+                what = (
+                    first.federation_id,
+                    *(first.name.kind, first.name.round, first.name.attempt),
+                )
                 pieces.pay = lambda size: self.ledger.frame(site, what, size, first.total_bytes)
                 pieces.pay(len(first.frame.data))
                 if first.name.kind in _IN_MEMORY:
                     received = await self._take_in_memory(first, pieces, go_ahead)
                 else:
                     received = await self._take_in_file(site, first, pieces, go_ahead)
-                await self._hand_over(site, first.name, received, slot)
+                await self._hand_over(inbox, site, first.name, received, slot)
             return self._sending(site, b"")
 
     async def pull(
@@ -284,9 +295,9 @@ class Servicer:
     ) -> AsyncGenerator[bytes, None]:
         """A large object from us, from a byte offset."""
         async with self._admitted(caller, pull=True) as site:
-            request = await self._request(site, incoming, pb.PullRequest)
+            request, inbox = await self._request(site, incoming, pb.PullRequest)
             with self._one_of("pulls", self.limits.pulls, site):
-                source = await self.inbox.source(site, request.name)
+                source = await inbox.source(site, request.name)
                 try:
                     async with aclosing(frames(source, request.offset)) as outgoing:
                         async for frame in outgoing:
@@ -297,10 +308,10 @@ class Servicer:
     async def negatives(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """Embeddings of ours near a peer's queries, if our operator allows it."""
         async with self._admitted(caller) as site:
-            request = await self._request(site, incoming, pb.NegativesRequest)
+            request, inbox = await self._request(site, incoming, pb.NegativesRequest)
             with self._one_of("searches", _SEARCHES, site):
                 try:
-                    reply = await self.inbox.negatives(site, request)
+                    reply = await inbox.negatives(site, request)
                 except QuotaSpent as spent:
                     raise Refusal(Reason.TOO_MANY, str(spent)) from spent
                 except Declined as declined:
@@ -309,7 +320,7 @@ class Servicer:
 
     def forget_unwanted(self) -> None:
         """Drop what is left of uploads that broke off, where nobody would take the rest."""
-        self.partials.sweep(lambda site, name, total: self.inbox.accepts(site, name, total) is None)
+        self.partials.sweep(lambda log_id, *upload: self.inboxes[log_id].accepts(*upload) is None)
 
     def forget_disabled(self) -> None:
         """Whom the manifest does not admit any more would have to greet anew, and push anew."""
@@ -372,15 +383,17 @@ class Servicer:
             raise RemoteProtocolError("a call without a message")
         return raw
 
-    async def _request(self, site: str, incoming: AsyncIterator[bytes], kind: type[R]) -> R:
-        """The message of a call, with the questions 4 to 6 answered."""
+    async def _request(
+        self, site: str, incoming: AsyncIterator[bytes], kind: type[R]
+    ) -> tuple[R, Inbox]:
+        """The message of a call and who gets it, with the questions 4 to 6 answered."""
         raw = await self._message(incoming)
         with self._paid(site, len(raw)):
             request = parse(kind, raw)
-        self._admit(site, request.federation_id, request.sender)
+        inbox = self._admit(site, request.federation_id, request.sender)
         self._expect_greeting(site)
         self.contacts.received(site, raw)
-        return request
+        return request, inbox
 
     @contextmanager
     def _paid(self, site: str, size: int) -> Iterator[None]:
@@ -412,20 +425,33 @@ class Servicer:
             )
         return site
 
-    def _admit(self, site: str, federation_id: str, sender: str) -> None:
+    def _admit_to_own(self, site: str, federation_id: str, sender: str) -> Inbox:
+        """As `_admit`, for what is of no log but the federation's own."""
         ours = self.membership.manifest.federation_id
         if federation_id != ours:
-            raise Refusal(
-                Reason.NOT_ALLOWED,
-                f"the message is for federation {federation_id!r}, this is {ours!r}: "
-                f"look at the manifest that site {site!r} has",
-            )
+            raise self._elsewhere(site, federation_id)
+        return self._admit(site, federation_id, sender)
+
+    def _elsewhere(self, site: str, federation_id: str) -> Refusal:
+        ours = self.membership.manifest.federation_id
+        return Refusal(
+            Reason.NOT_ALLOWED,
+            f"the message is for federation {federation_id!r}, this is {ours!r}: "
+            f"look at the manifest that site {site!r} has",
+        )
+
+    def _admit(self, site: str, log_id: str, sender: str) -> Inbox:
+        """Whoever keeps that log of rounds here."""
+        inbox = self.inboxes.get(log_id)
+        if inbox is None:
+            raise self._elsewhere(site, log_id)
         if sender != site:
             raise Refusal(
                 Reason.NOT_ALLOWED,
                 f"the message names {sender!r} as its sender, the certificate is of {site!r}: "
                 "a site speaks for itself alone",
             )
+        return inbox
 
     def _expect_greeting(self, site: str) -> None:
         if site not in self._greeted:
@@ -487,7 +513,7 @@ class Servicer:
             ) from error
 
     async def _hand_over(
-        self, site: str, name: pb.BlobName, received: ReceivedObject, slot: ExitStack
+        self, inbox: Inbox, site: str, name: pb.BlobName, received: ReceivedObject, slot: ExitStack
     ) -> None:
         """What is here whole is taken to the end, though its connection breaks meanwhile.
 
@@ -495,7 +521,7 @@ class Servicer:
         Until then it keeps its ``slot``: whoever cuts its line again and again has no more in
         our hands than others.
         """
-        taking = asyncio.create_task(self.inbox.blob(site, name, received))
+        taking = asyncio.create_task(inbox.blob(site, name, received))
         self._taking[taking] = site
         kept = slot.pop_all()
 

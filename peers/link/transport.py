@@ -19,11 +19,11 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -115,6 +115,29 @@ class LinkOptions:
     tell_again_s: float = 60.0
 
 
+class PeerTransport(Protocol):
+    """The way to the peers for one log of rounds; as `Transport`, which is that of the first."""
+
+    async def send(self, to: str, envelope: pb.Envelope) -> None:
+        """As `Transport.send`."""
+
+    async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
+        """As `Transport.push`."""
+
+    async def pull(
+        self, to: str, name: pb.BlobName, into: Path, *, at_most: int | None = None
+    ) -> ReceivedObject:
+        """As `Transport.pull`."""
+
+    async def negatives(
+        self, to: str, request: pb.NegativesRequest, within_s: float
+    ) -> list[Float32]:
+        """As `Transport.negatives`."""
+
+    def statistics(self) -> dict[str, PeerStatistics]:
+        """As `Transport.statistics`."""
+
+
 class Transport:
     """One site's connections with its peers. Make it and use it on one event loop."""
 
@@ -123,9 +146,8 @@ class Transport:
         admission: Admission,
         bind: str,
         spool: Path,
-        inbox: Inbox,
+        inboxes: Mapping[str, Inbox],
         *,
-        head_round: Callable[[], int],
         options: LinkOptions | None = None,
         tap: Tap | None = None,
         chance: random.Random | None = None,
@@ -133,6 +155,7 @@ class Transport:
         """``admission`` says who we are and who may speak to us.
 
         ``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours,
+        ``inboxes`` by the ids of the logs of rounds, that of the federation itself among them;
         ``tap`` sees the bytes of every message that crosses (for audits), ``chance``
         spreads greetings and tries over time.
         """
@@ -146,12 +169,10 @@ class Transport:
         self._options = options or LinkOptions()
         self._chance = chance or random.Random()  # noqa: S311  # spreads load, keeps no secret
         self._contacts = Contacts(tap)
-        self._head_round = head_round
         self._servicer = Servicer(
             admission,
             spool,
-            inbox,
-            head_round,
+            inboxes,
             self._contacts,
             self._options.limits,
             self._heard,
@@ -240,17 +261,27 @@ class Transport:
         """
         await self._persistently(to, lambda link: link.deliver(envelope))
 
-    async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
+    async def push(
+        self, to: str, name: pb.BlobName, source: Source, *, log: str | None = None
+    ) -> None:
         """Send a large object, which may arrive twice, too.
+
+        ``log``: whose rounds it is of, by its id; None: the federation's own.
 
         When its connection broke, it goes on from the last whole frame that arrived,
         in this call or the next one: call again with the same ``name`` and bytes.
         Raises as `send`; OSError when a file cannot be read here.
         """
-        await self._persistently(to, lambda link: link.push(name, source))
+        await self._persistently(to, lambda link: link.push(log or link.log, name, source))
 
     async def pull(
-        self, to: str, name: pb.BlobName, into: Path, *, at_most: int | None = None
+        self,
+        to: str,
+        name: pb.BlobName,
+        into: Path,
+        *,
+        at_most: int | None = None,
+        log: str | None = None,
     ) -> ReceivedObject:
         """Fetch a large object into the file ``into``, at most ``at_most`` bytes.
 
@@ -258,7 +289,9 @@ class Transport:
         anew if that proves to be something else. Raises as `send`, BlobUnknown
         when the peer has no such object, OSError when it cannot be written here.
         """
-        return await self._persistently(to, lambda link: link.pull(name, into, at_most))
+        return await self._persistently(
+            to, lambda link: link.pull(log or link.log, name, into, at_most)
+        )
 
     async def negatives(
         self, to: str, request: pb.NegativesRequest, within_s: float

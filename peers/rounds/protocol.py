@@ -96,6 +96,11 @@ class Protocol:
         return self._here.model.objection(self._here.manifest)
 
     @property
+    def log_id(self) -> str:
+        """What names these rounds in whatever is signed."""
+        return self._here.federation_id
+
+    @property
     def head_round(self) -> int:
         """The last committed round; 0: none."""
         return self._here.head_round

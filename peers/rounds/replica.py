@@ -6,8 +6,8 @@ way, what others have signed, and how an effect comes about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle, Ground, Promised
@@ -43,11 +43,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Stored:
-    """What it still knows from before its start. ``accused``: sites that evidence is kept of."""
+    """What it still knows from before its start.
+
+    ``accused``: sites that evidence is kept of. One set for all logs of a daemon: whoever lies
+    in one is passed over in all.
+    """
 
     durable: Durable
     head_certificate: pb.Certificate | None
-    accused: Collection[str] = ()
+    accused: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Replica:
         durable, head_certificate = stored.durable, stored.head_certificate
         self.site = member.site
         self.durable = durable
-        self.accused = set(stored.accused)
+        self.accused = stored.accused
         self.manifests = ManifestInForce.of_state(
             manifest, verification.past_manifest, head_certificate, durable.state
         )

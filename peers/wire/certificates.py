@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from crypto.identity.keys import MAX_SIGNATURE_BYTES, IdentityError
-from crypto.identity.names import ID
+from crypto.identity.names import ID, LOG
 from crypto.identity.trust import Trust
 from crypto.identity.x509 import MAX_DER
 from peers.wire.manifest import FederationManifest
@@ -190,7 +190,7 @@ def _later(plan: pb.TrainingPlan, *last: int) -> bytes:
 
 def _check_body(body: pb.VoteBody) -> None:
     """Raises CertificateError unless every field is within the bounds of federation.proto."""
-    if not ID.fullmatch(body.federation_id):
+    if not LOG.fullmatch(body.federation_id):
         raise CertificateError(f"a vote names a federation, not {body.federation_id[:80]!r}")
     if body.round < 1 or body.manifest_version < 1:
         raise CertificateError(

@@ -8,6 +8,7 @@ of keys do not matter but every value does.
 It says, too, how many of the sites may lie (``faulty_sites``, f), and so how many of
 them decide: of n that take part more than (n + f) / 2, a quorum. And it may name the
 retriever that rounds train (``retriever``): one that others name is no step of a member's.
+Where it names a ``generator``, too, there are rounds that train it, in a log of their own.
 
 A manifest is only ever replaced by one with a greater version number, one step at a
 time. Whether one is newer, and whether it is a step, is told here; to refuse one that
@@ -20,7 +21,7 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +43,24 @@ _MAX_ADDRESS = 261  # a DNS name of 255, a colon, a port of 5
 _ADDRESS = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})"
 )
-_RETRIEVER = re.compile(r"([0-9a-f]{64}):([1-9][0-9]{0,9})")
+_NAMED = re.compile(r"([0-9a-f]{64}):([1-9][0-9]{0,9})(?::([0-9a-f]{64}))?")
+
+RETRIEVER, GENERATOR = "retriever", "generator"
+MODELS = (RETRIEVER, GENERATOR)  # each is trained in a log of rounds of its own
+
+
+def log_id(federation_id: str, model: str) -> str:
+    """What names a model's log of rounds in whatever is signed there.
+
+    That of the retriever is the federation's id; the others have a dot, which no such id has.
+    """
+    return federation_id if model == RETRIEVER else f"{federation_id}.{model}"
+
+
+def model_of(log: str) -> str:
+    """The model whose rounds a log has."""
+    return log.partition(".")[2] or RETRIEVER
+
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -76,37 +94,45 @@ class ManifestSite:
 
 
 @dataclass(frozen=True)
-class NamedRetriever:
+class NamedModel:
     """What rounds train, by name.
 
-    ``digest``: SHA-256 (32 bytes) of the shape manifest, which covers the encoder's weights, its
-    token limit and prompts, and the adaptation; ``values``: how many float32 a version has, so
-    that a site without that encoder knows how long its file may be.
+    ``digest``: SHA-256 (32 bytes) of the shape manifest, which covers the weights of what it
+    builds on, how that reads texts, and the adaptation; ``values``: how many float32 a version
+    has, so that a site without that model knows how long its file may be. ``first``: the digest
+    of the version that round 1 trains from, for a site that can't make it; empty: sites
+    go by what round 1's quorum signed.
     """
 
     digest: bytes
     values: int
+    first: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.digest) != 32 or not 1 <= self.values <= MAX_VALUES:
+        sound = len(self.digest) == 32 and len(self.first) in (0, 32)
+        if not sound or not 1 <= self.values <= MAX_VALUES:
             raise ManifestError(
-                f"a retriever of {self.values} values by a name of {len(self.digest)} bytes is "
+                f"a model of {self.values} values by a name of {len(self.digest)} bytes is "
                 f"refused: expected 1 to {MAX_VALUES} values, and 32 bytes"
             )
 
     @classmethod
-    def parse(cls, text: str) -> NamedRetriever:
-        """From the form in which `fedctl status` shows it, DIGEST:VALUES; raises ManifestError."""
-        match = _RETRIEVER.fullmatch(text)
+    def parse(cls, text: str) -> NamedModel:
+        """As `fedctl status` shows it, DIGEST:VALUES or DIGEST:VALUES:FIRST.
+
+        Raises ManifestError.
+        """
+        match = _NAMED.fullmatch(text)
         if match is None:
             raise ManifestError(
-                f"retriever {text[:80]!r} is refused: expected DIGEST:VALUES, 64 hexadecimal "
+                f"{text[:80]!r} names no model: expected DIGEST:VALUES, 64 hexadecimal "
                 "digits and a number, as `fedctl status` shows it at a site that has it"
             )
-        return cls(bytes.fromhex(match[1]), int(match[2]))
+        return cls(bytes.fromhex(match[1]), int(match[2]), bytes.fromhex(match[3] or ""))
 
     def __str__(self) -> str:
-        return f"{self.digest.hex()}:{self.values}"
+        first = f":{self.first.hex()}" if self.first else ""
+        return f"{self.digest.hex()}:{self.values}{first}"
 
 
 @dataclass(frozen=True)
@@ -117,10 +143,16 @@ class FederationManifest:
     version: int  # 1 ..
     sites: tuple[ManifestSite, ...]
     faulty_sites: int | None = None  # None: signed when manifests did not say it
-    retriever: NamedRetriever | None = None  # None: whatever the sites were founded with
+    retriever: NamedModel | None = None  # None: whatever the sites were founded with
+    generator: NamedModel | None = None  # None: none is trained together
 
     def __post_init__(self) -> None:
-        _check_id(self.federation_id, "federation id")
+        _check_id(self.federation_id.removesuffix(f".{GENERATOR}"), "federation id")
+        if self.generator is not None and not self.generator.first:
+            raise ManifestError(
+                "a generator is named with the version that its rounds begin at: expected "
+                "DIGEST:VALUES:FIRST, as `fedctl status` shows it at a site that has it"
+            )
         if not 1 <= self.version <= MAX_VERSION:
             raise ManifestError(f"manifest version {self.version} is refused: it begins at 1")
         if not 1 <= len(self.sites) <= MAX_SITES:
@@ -137,6 +169,16 @@ class FederationManifest:
                 raise ManifestError(
                     f"site {site.id!r} follows {before.id!r}: list each site once, sorted by id"
                 )
+
+    def of_log(self, log: str) -> FederationManifest:
+        """The same sites, and f, as a model's rounds go by them.
+
+        It follows from the one that is signed, and is named by the log: what counts under it
+        counts in no other log.
+        """
+        if log == self.federation_id:
+            return self
+        return replace(self, federation_id=log, retriever=self.generator, generator=None)
 
     @cached_property
     def enabled_ids(self) -> tuple[str, ...]:
@@ -173,6 +215,11 @@ class FederationManifest:
         A sum needs two honest sites beside f that lie: with fewer, what one honest site
         sends is what the others do not know of the sum.
         """
+        if self.retriever is None and model_of(self.federation_id) != RETRIEVER:
+            return (
+                f"manifest {self.version} names no {model_of(self.federation_id)}: have the "
+                f"federation's keeper name one (`fedctl manifest sign --generator`)"
+            )
         sites, needed = len(self.enabled_ids), self.tolerated + 2
         if sites >= needed:
             return ""
@@ -227,20 +274,21 @@ class FederationManifest:
     def step_from(self, before: FederationManifest) -> str:
         """Why a daemon may not put it in force directly behind ``before``; empty if it may.
 
-        A step is one site that comes or goes, or f by one, or another retriever, never two of
+        A step is one site that comes or goes, or f by one, or another model, never two of
         these; addresses are free. Then any quorum of the one and any of the other share more
         sites than either's f, so that of two versions committed while sites go over, an honest
         site would have had to vote for both. Whether this one is newer, `newer_than` says.
         """
         moved = set(before.enabled_ids) ^ set(self.enabled_ids)
         steps = len(moved) + abs(self.tolerated - before.tolerated)
-        if steps + (self.retriever != before.retriever) <= 1:
+        steps += (self.retriever != before.retriever) + (self.generator != before.generator)
+        if steps <= 1:
             return ""
         return (
             f"from manifest {before.version} to {self.version} it is more than one step: "
             f"{self.changes_from(before)} at once. While some sites have the old list and some the "
             "new one, each half could commit a round of its own. Sign the steps in between, one "
-            "site, one of faulty_sites or the retriever at a time, and let a round be committed "
+            "site, one of faulty_sites or one model at a time, and let a round be committed "
             "under each"
         )
 
@@ -252,6 +300,8 @@ class FederationManifest:
             changes.append(f"faulty_sites would go from {before.tolerated} to {self.tolerated}")
         if self.retriever != before.retriever:
             changes.append("the retriever would be another")
+        if self.generator != before.generator:
+            changes.append("the generator would be another")
         return " and ".join(changes)
 
     @cached_property
@@ -278,6 +328,8 @@ class FederationManifest:
             fields["faulty_sites"] = self.faulty_sites
         if self.retriever is not None:
             fields["retriever"] = str(self.retriever)
+        if self.generator is not None:
+            fields["generator"] = str(self.generator)
         return fields
 
 
@@ -328,7 +380,8 @@ def parse_signed(text: bytes, trust: Trust, *, at: datetime | None = None) -> Fe
 
 def _manifest(value: object) -> FederationManifest:
     required = ("federation_id", "version", "sites")
-    fields = _object(value, required, "the manifest", optional=("faulty_sites", "retriever"))
+    optional = ("faulty_sites", *MODELS)
+    fields = _object(value, required, "the manifest", optional=optional)
     sites: list[object] = _typed(fields["sites"], list, "sites")
     if len(sites) > MAX_SITES:
         raise ManifestError(f"a manifest has 1 to {MAX_SITES} sites, this one has {len(sites)}")
@@ -341,12 +394,13 @@ def _manifest(value: object) -> FederationManifest:
             if "faulty_sites" in fields
             else None
         ),
-        retriever=(
-            NamedRetriever.parse(_typed(fields["retriever"], str, "retriever"))
-            if "retriever" in fields
-            else None
-        ),
+        retriever=_model(fields, RETRIEVER),
+        generator=_model(fields, GENERATOR),
     )
+
+
+def _model(fields: dict[str, object], name: str) -> NamedModel | None:
+    return NamedModel.parse(_typed(fields[name], str, name)) if name in fields else None
 
 
 def _site(value: object) -> ManifestSite:

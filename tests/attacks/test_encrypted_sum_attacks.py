@@ -111,11 +111,10 @@ async def members(
             # Nobody runs the protocol, and nothing is trained: the update is given.
             events, nothing = EventQueue(), cast(Any, None)
             work = AttemptWork(
-                JobContext(credentials, worker, SHAPE, events.feed, peers),
+                JobContext(credentials, "med", worker, SHAPE, events.feed, peers),
                 Computing(nothing, worker, nothing, folder),
                 state,
                 PrivacyBudget(ledger, worker, None, 1e-5),
-                readiness=nothing,
                 progress=ProgressBoard(lambda: (0, 0)),
             )
             await work.begin(*AT)

@@ -43,7 +43,7 @@ from crypto.identity.trust import Trust
 from peers.wire.manifest import (
     FederationManifest,
     ManifestSite,
-    NamedRetriever,
+    NamedModel,
     parse_signed,
     signed,
 )
@@ -192,7 +192,7 @@ class Federation:
             if site not in without
         )
         faulty = self.faulty_sites if faulty_sites is None else faulty_sites
-        named = NamedRetriever.parse(retriever) if retriever else None
+        named = NamedModel.parse(retriever) if retriever else None
         manifest = FederationManifest(self.federation_id, version, listed, faulty, named)
         return parse_signed(signed(manifest, self.authority), self.trust)
 

@@ -64,6 +64,7 @@ class KeepsAll:
     why_not: str | None = None
     failure: Exception | None = None  # raised for every message
     gate: asyncio.Event | None = None  # objects are taken in only once it is set
+    head_round: int = 0
     waiting: int = 0  # objects that are here, whole, before the gate
 
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
@@ -101,7 +102,6 @@ class Site:
     transport: Transport
     inbox: KeepsAll
     spool: Path
-    head_round: int = 0
 
 
 def spooled(site: Site) -> list[Path]:
@@ -132,8 +132,7 @@ async def running(
         Admission(identity, federation.trust, manifest or federation.manifest()),
         f"127.0.0.1:{federation.ports[site]}",
         spool,
-        inbox,
-        head_round=lambda: running_site.head_round,
+        {identity.federation_id: inbox},
         options=options,
         tap=tap,
         chance=chance,

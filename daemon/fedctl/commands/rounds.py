@@ -25,7 +25,7 @@ from daemon.fedctl.terminal.connection import (
     socket_path,
 )
 from daemon.fedctl.terminal.files import read_file
-from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.options import MODELS, Model, command
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -55,9 +55,11 @@ topic = typer.Typer(name="rounds", help="The committed rounds: who did what, and
 def rounds(
     session: Session,
     limit: Annotated[int, typer.Option(min=0, help="Only the newest so many; 0 means all.")] = 20,
+    model: Model = MODELS[0],
 ) -> None:
     """List the committed rounds, oldest first; `rounds show N` tells one in full."""
-    rows = [plain_round(r.certificate, r.report) for r in run(_rounds(session, limit=limit)).rounds]
+    listed = run(_rounds(session, model, limit=limit)).rounds
+    rows = [plain_round(one.certificate, one.report) for one in listed]
     session.result({"rounds": rows}, lambda console: _show_rounds(console, rows))
 
 
@@ -66,9 +68,10 @@ def rounds(
 def rounds_show(
     session: Session,
     number: Annotated[int, typer.Argument(metavar="N", min=1, help="The round.")],
+    model: Model = MODELS[0],
 ) -> None:
     """Show one round in full: signatures, phases, and every attempt with why it failed."""
-    reply = run(_rounds(session, first=number))
+    reply = run(_rounds(session, model, first=number))
     if number == reply.open_round:
         attempts = [plain_attempt(attempt) for attempt in reply.open_attempts]
         plain: dict[str, Any] = {"round": number, "attempts": attempts}
@@ -181,11 +184,11 @@ def _how_it_ended(attempt: dict[str, Any]) -> tuple[object, ...]:
     return (*(attempt[name] for name in names), *attempt["contributors"])
 
 
-async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:
+async def _rounds(session: Session, model: str, *, first: int = 0, limit: int = 0) -> RoundsReply:
     from proto.control_pb2 import RoundsRequest
 
     async with connected(socket_path(session)) as daemon:
-        request = RoundsRequest(first=first, limit=limit)
+        request = RoundsRequest(first=first, limit=limit, model=model)
         return await daemon.Rounds(request, timeout=ANSWER_WITHIN_S)
 
 
@@ -314,6 +317,7 @@ def verify(
             show_default="the one of the settings (--config)",
         ),
     ] = None,
+    model: Model = MODELS[0],
 ) -> None:
     """Verify every committed round, from the first: signatures, quorums, and no gap."""
     from crypto.identity.keys import IdentityError
@@ -323,7 +327,7 @@ def verify(
         trust = Trust.from_pem(read_file(authority or _configured(session)))
     except IdentityError as error:
         raise CommandError(str(error)) from error
-    verified = run(_verify(session, trust))
+    verified = run(_verify(session, trust, model))
     session.result(verified.plain(), lambda console: console.print(_in_words(verified)))
 
 
@@ -337,19 +341,20 @@ def _configured(session: Session) -> Path:
     return settings_of(session.config).identity.authority
 
 
-async def _verify(session: Session, trust: Trust) -> Verified:
+async def _verify(session: Session, trust: Trust, model: str) -> Verified:
     from peers.wire.certificates import CertificateError, verify_chain
-    from peers.wire.manifest import ManifestError, parse_signed
+    from peers.wire.manifest import ManifestError, log_id, parse_signed
     from proto.control_pb2 import ChainRequest
 
     verified = Verified()
     manifests: dict[int, FederationManifest] = {}
     async with connected(socket_path(session)) as daemon:
-        async for part in daemon.Chain(ChainRequest(first=1)):
+        async for part in daemon.Chain(ChainRequest(first=1, model=model)):
             try:
                 for signed in part.manifests:
                     manifest = parse_signed(signed, trust)
-                    manifests[manifest.version] = manifest
+                    log = log_id(manifest.federation_id, model)
+                    manifests[manifest.version] = manifest.of_log(log)
                 if not part.certificates:
                     continue
                 if not verified.rounds:

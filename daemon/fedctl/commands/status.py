@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import PeersReply, StatusReply
+    from proto.control_pb2 import GeneratorStatus, PeersReply, StatusReply
 
 topic = typer.Typer()
 
@@ -82,6 +82,7 @@ def _status_table(reply: StatusReply) -> Table:
         ("encoder", reply.encoder),
         ("retriever", reply.retriever),
         *([("next retriever", reply.next_retriever)] if reply.next_retriever else []),
+        *_generator(reply.generator),
         *metrics.rows(reply, _WRITTEN),
         *([("under way", reply.library_change)] if reply.library_change else []),
         ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
@@ -92,6 +93,21 @@ def _status_table(reply: StatusReply) -> Table:
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _generator(its: GeneratorStatus) -> list[tuple[str, str]]:
+    """Of the language model that is trained together, where there is something to tell."""
+    if not (its.base_model or its.named):
+        return []
+    rows = [("generator", its.own or "no base model here")]
+    if its.named and its.named != its.own:
+        rows.append(("generator's name", f"{its.named} (in the manifest)"))
+    if its.model_digest:
+        where = f"{its.head_round}, phase {its.phase or 'idle'}"
+        rows.append(("generator's round", f"{where}, version {short(its.model_digest.hex())}"))
+    learns = f"{its.triples} questions with passages and answers"
+    rows.append(("generator learns", f"no: {its.why_not}" if its.why_not else learns))
+    return rows + ([("generator's error", its.last_error)] if its.last_error else [])
 
 
 def _answers_from(reply: StatusReply) -> str:

@@ -19,7 +19,7 @@ from daemon.fedctl.terminal.connection import (
     run,
     socket_path,
 )
-from daemon.fedctl.terminal.options import command, of_field
+from daemon.fedctl.terminal.options import MODELS, Model, command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -38,7 +38,7 @@ from proto.federation_pb2 import Mode, PrivacyPlan, RobustRule
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from proto.control_pb2 import TrainingProgress, TrainReply
+    from proto.control_pb2 import StatusReply, TrainingProgress, TrainReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer()
@@ -155,6 +155,7 @@ def train(
     rounds: Annotated[
         int | None, of_field("TrainRequest", "rounds", help="Rounds to add to those committed.")
     ] = None,
+    model: Model = MODELS[0],
     local_epochs: LocalEpochs = None,
     batch_size: BatchSize = None,
     learning_rate: LearningRate = None,
@@ -176,7 +177,7 @@ def train(
         bool, typer.Option("--stop", help="Stop the run under way, everywhere.")
     ] = False,
 ) -> Exit:
-    """Train the federation's retriever, from any site; options left out take this site's settings.
+    """Train what the federation shares, from any site; options left out take this site's settings.
 
     Ctrl-C leaves the run going and only stops watching; a script says --detach. Exit code 3 when
     the run ended before its last round, 1 when it committed none.
@@ -191,7 +192,7 @@ def train(
         hard_negatives=hard_negatives,
     )
     axes, of_noise = without_noise(choose or ())
-    chosen = Chosen(recipe, axes, epsilon or 0.0)
+    chosen = Chosen(recipe, axes, epsilon or 0.0, model)
     plan |= guards_of(robust, byzantine_sites, mode)
     of_noise |= _given(
         clip_norm=clip,
@@ -204,14 +205,14 @@ def train(
     if rounds is None and (plan or detach or recipe or choose):
         raise _senseless("only a new run takes those options", "Add --rounds N")
     if stop:
-        stopped, site = run(_stop(session))
+        stopped, site = run(_stop(session, model))
         return _say_run(session, stopped, "stopped", site)
     if rounds is not None:
         started, site = run(_start(session, rounds, plan, chosen))
         if detach:
             return _say_run(session, started, "started", site)
         session.note(f"Training to round {started.run.target_round}, asked for at site {site}.")
-    return _watch_until_interrupted(session)
+    return _watch_until_interrupted(session, model)
 
 
 def _given(**fields: float | None) -> dict[str, Any]:
@@ -239,6 +240,7 @@ class Chosen:
     recipe: str = ""
     choices: tuple[str, ...] = ()
     epsilon: float = 0.0
+    model: str = MODELS[0]
 
 
 async def _start(
@@ -246,15 +248,25 @@ async def _start(
 ) -> tuple[TrainReply, str]:
     async with connected(socket_path(session)) as daemon:
         here = await asked_status(daemon)
-        no_pairs = not here.pairs_train and not await _makes_pairs(daemon)
+        lacking = await _lacking(daemon, here, chosen.model)
         started = await start(daemon, rounds, plan, chosen)
-        if no_pairs:
-            # No refusal: a site without pairs may ask for a run of the others.
-            session.note(
-                f"fedctl: site {here.site} has no pairs to learn from and adds nothing to this "
-                "run. `fedctl ingest` adds pairs, `fedctl pairs build` makes some."
-            )
+        if lacking:
+            # No refusal: a site that adds nothing may ask for a run of the others.
+            session.note(f"fedctl: site {here.site} {lacking}")
         return started, here.site
+
+
+async def _lacking(daemon: ControlAsyncStub, here: StatusReply, model: str) -> str:
+    """Why this site adds nothing to a run of its own; empty if it does."""
+    if model != MODELS[0]:
+        why = here.generator.why_not
+        return f"adds nothing to this run: it {why}" if why else ""
+    if here.pairs_train or await _makes_pairs(daemon):
+        return ""
+    return (
+        "has no pairs to learn from and adds nothing to this run. `fedctl ingest` adds pairs, "
+        "`fedctl pairs build` makes some."
+    )
 
 
 async def _makes_pairs(daemon: ControlAsyncStub) -> bool:
@@ -279,19 +291,20 @@ async def start(
         epsilon=chosen.epsilon,
         recipe=chosen.recipe,
         choices=chosen.choices,
+        model=chosen.model,
         # On the wire a number that is 0 is left open.
         noughts=[name for name, value in {**plan, **plan.get("privacy", {})}.items() if value == 0],
     )
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
 
-async def _stop(session: Session) -> tuple[TrainReply, str]:
+async def _stop(session: Session, model: str) -> tuple[TrainReply, str]:
     from proto.control_pb2 import StopTrainingRequest
 
     async with connected(socket_path(session)) as daemon:
         here = await asked_status(daemon)
         return (
-            await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S),
+            await daemon.StopTraining(StopTrainingRequest(model=model), timeout=ANSWER_WITHIN_S),
             here.site,
         )
 
@@ -378,29 +391,34 @@ def _senseless(cause: str, remedy: str) -> CommandError:
 # ---- watching -------------------------------------------------------------------
 
 
-def _watch_until_interrupted(session: Session) -> Exit:
+def _watch_until_interrupted(session: Session, model: str) -> Exit:
     try:
-        return run(_watch(session))
+        return run(_watch(session, model))
     except KeyboardInterrupt:
         raise CommandError(
             "no longer watching; the training goes on",
-            "`fedctl train --attach` watches it again, `fedctl train --stop` stops it",
+            f"`{_again(model)} --attach` watches it again, `{_again(model)} --stop` stops it",
             exit_code=Exit.INTERRUPTED,
         ) from None
 
 
-async def _watch(session: Session) -> Exit:
+def _again(model: str) -> str:
+    return "fedctl train" if model == MODELS[0] else f"fedctl train --model {model}"
+
+
+async def _watch(session: Session, model: str) -> Exit:
     """Show progress until the run is over; its outcome as the exit code."""
     first: int | None = None
     target = 0  # the last round that was wanted: a stopped run's own target is where it ended
     last: TrainingProgress | None = None
     under_way = False
     async with connected(socket_path(session)) as daemon:
-        status = await asked_status(daemon)
+        reply = await asked_status(daemon)
+        status = reply if model == MODELS[0] else reply.generator
         private = status.run.plan.HasField("privacy")
         with TrainingView(session.notes, quiet=session.json, private=private) as view:
             reminding = asyncio.create_task(view.remind(REMIND_AFTER_S))
-            async for progress in watched(daemon):
+            async for progress in watched(daemon, model):
                 first = progress.head_round if first is None else first
                 target = max(target, progress.target_round)
                 last, under_way = progress, under_way or not progress.finished
@@ -433,7 +451,9 @@ def _outcome(last: TrainingProgress, before: bytes) -> str:
     return f"Round {last.head_round} is committed. Model version {version}."
 
 
-async def watched(daemon: ControlAsyncStub) -> AsyncIterator[TrainingProgress]:
+async def watched(
+    daemon: ControlAsyncStub, model: str = MODELS[0]
+) -> AsyncIterator[TrainingProgress]:
     """Each step of the run under way; ends with the run.
 
     Raises CommandError when the daemon hangs up before the run is over.
@@ -441,7 +461,7 @@ async def watched(daemon: ControlAsyncStub) -> AsyncIterator[TrainingProgress]:
     from proto.control_pb2 import WatchTrainingRequest
 
     finished = anything = False
-    async for progress in daemon.WatchTraining(WatchTrainingRequest()):
+    async for progress in daemon.WatchTraining(WatchTrainingRequest(model=model)):
         anything = True
         finished = progress.finished
         yield progress

@@ -70,6 +70,20 @@ def collection_prefix(collection: str) -> str:
     return f"{name}/" if name else ""
 
 
+MODELS = ("retriever", "generator")
+
+
+def _checked_model(value: str) -> str:
+    if value not in MODELS:
+        raise typer.BadParameter(f"{value!r}; expected one of {', '.join(MODELS)}")
+    return value
+
+
+# Whose rounds a command is about.
+Model = Annotated[
+    str,
+    typer.Option(metavar=f"<{'|'.join(MODELS)}>", help="Whose rounds.", callback=_checked_model),
+]
 Authority = Annotated[
     Path, typer.Option("--ca", metavar="DIR", help="The authority's folder, of `fedctl ca init`.")
 ]

@@ -426,7 +426,7 @@ class CkksJobs(SumJobs):
         site = trust.site_of(certificate, at=None)
         if site != holder:
             raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
-        context = sealing_context(identity.federation_id, at, identity.site_id, holder)
+        context = sealing_context(self._context.log_id, at, identity.site_id, holder)
         return trust.seal_for(certificate, secret, context)
 
     async def take_context(
@@ -437,7 +437,7 @@ class CkksJobs(SumJobs):
         secret = name.kind == pb.SEALED_CONTEXT
         if secret:
             identity = self._context.credentials.identity
-            context = sealing_context(identity.federation_id, at, sender, identity.site_id)
+            context = sealing_context(self._context.log_id, at, sender, identity.site_id)
             data = identity.unseal(data, context)
         await self._hold(at, data, state.planned, secret=secret)
 
@@ -451,7 +451,7 @@ class CkksJobs(SumJobs):
 
     def _check(self, plan: pb.Plan) -> Check:
         identity = self._context.credentials.identity
-        return check_of(plan, identity.federation_id, identity.site_id)
+        return check_of(plan, self._context.log_id, identity.site_id)
 
     async def hide(self, state: AttemptState, hiding: Hiding) -> Uploaded:
         """Encrypt this site's update; a key holder's has tags behind it."""

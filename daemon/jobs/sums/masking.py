@@ -445,7 +445,7 @@ class MaskingJobs(SumJobs):
     def _terms(self, plan: pb.Plan) -> Agreement:
         """The terms that a plan implies, at every site alike. Raises CryptoError."""
         return Agreement(
-            federation=self._context.credentials.identity.federation_id,
+            federation=self._context.log_id,
             round=plan.round,
             attempt=plan.attempt,
             plan_digest=digest_of(plan),

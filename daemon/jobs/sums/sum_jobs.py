@@ -18,7 +18,7 @@ from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
 from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, Uploaded
 from daemon.process.workers import Worker
-from daemon.state.versions import ShapeManifest
+from daemon.state.versions import Shapes
 from peers.attempts import effects as do
 from peers.wire.vectors import BlobInfo
 from proto import federation_pb2 as pb
@@ -90,12 +90,13 @@ class Peers(Protocol):
 class JobContext:
     """What every mode's jobs work with.
 
-    ``feed``: an event for the protocol.
+    ``log_id``: whose rounds; ``feed``: an event for their protocol.
     """
 
     credentials: Credentials
+    log_id: str
     crypto: Worker
-    shapes: ShapeManifest
+    shapes: Shapes
     feed: Callable[[do.Event], Awaitable[None]]
     peers: Peers
 

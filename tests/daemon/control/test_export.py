@@ -28,7 +28,7 @@ from daemon.services.originals import KeptOriginals
 from daemon.state.audit import AuditLog
 from proto import control_pb2 as control
 from tests.daemon.control.test_bounds import served
-from tests.daemon.rounds.test_driver import started
+from tests.daemon.rounds.test_driver import around_of, collection_of, started
 
 if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
@@ -70,13 +70,13 @@ class Site:
 
     @property
     def documents(self) -> list[Document]:
-        with Library.open(self.driver.collection.library_path, read_only=True) as library:
+        with Library.open(collection_of(self.driver).library_path, read_only=True) as library:
             ids = [one.id for one in library.documents("", "", 1000)]
             return library.whole_documents(ids, 1 << 30)[0]
 
     @property
     def passages(self) -> list[tuple[str, str, str, str, int, Any]]:
-        with Library.open(self.driver.collection.library_path, read_only=True) as library:
+        with Library.open(collection_of(self.driver).library_path, read_only=True) as library:
             found = [
                 (p.id, p.title, p.text, p.context, p.page, p.place) for p in library.passages()
             ]
@@ -84,7 +84,7 @@ class Site:
 
     @property
     def pairs(self) -> list[Pair]:
-        with Library.open(self.driver.collection.library_path, read_only=True) as library:
+        with Library.open(collection_of(self.driver).library_path, read_only=True) as library:
             return [pair for _, pair in library.pairs_naming("", None, 0, 1000)]
 
     async def export(self, file: Path, **asked: Any) -> Exported:
@@ -105,15 +105,15 @@ async def site(folder: Path, *, keeping: bool = False) -> AsyncIterator[Site]:
     await asyncio.to_thread(folder.mkdir)
     async with AsyncExitStack() as stack:
         driver = await started(folder, stack)
-        indexing = asyncio.create_task(driver.collection.run())
+        indexing = asyncio.create_task(collection_of(driver).run())
         stack.callback(indexing.cancel)
-        driver.collection.adopt(driver.protocol.durable.head_digest)
+        collection_of(driver).adopt(driver.protocol.durable.head_digest)
         audit = AuditLog(folder / "asked")
         stack.callback(audit.close)
-        collection = driver.collection
+        collection = collection_of(driver)
         kept = KeptOriginals(collection, collection._learning, keeping)
         services = SimpleNamespace(originals=kept, folders=SimpleNamespace(states=[]))
-        around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
+        around = around_of(driver, audit, services)
         # mypy misses the other topics' methods, which are not asked.
         calls = SomeCalls(around, "uid:0")  # type: ignore[abstract]
         stub = await stack.enter_async_context(served(calls, folder))
@@ -123,7 +123,7 @@ async def site(folder: Path, *, keeping: bool = False) -> AsyncIterator[Site]:
 async def test_an_export_makes_an_empty_site_the_same(tmp_path: Path) -> None:
     file, again = tmp_path / "all.jsonl", tmp_path / "again.jsonl"
     async with site(tmp_path / "a") as full, site(tmp_path / "b") as empty:
-        await full.driver.collection.ingest(DOCUMENTS, PAIRS)
+        await collection_of(full.driver).ingest(DOCUMENTS, PAIRS)
         exported = await full.export(file)
         assert (exported.documents, exported.pairs, exported.unknown) == (3, 3, [])
         taken = await empty.ingest(file)
@@ -149,7 +149,7 @@ async def test_an_export_makes_an_empty_site_the_same(tmp_path: Path) -> None:
 async def test_some_are_exported_with_the_pairs_that_name_them(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     async with site(tmp_path / "a") as full:
-        await full.driver.collection.ingest(DOCUMENTS, PAIRS)
+        await collection_of(full.driver).ingest(DOCUMENTS, PAIRS)
         await full.export(file, begins="house/")
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         assert [one["id"] for one in lines[:2]] == ["house/bare.txt", "house/door.pdf"]
@@ -183,7 +183,7 @@ async def test_a_large_library_is_exported_part_by_part(tmp_path: Path) -> None:
     """A reader that waits is waited for: parts are made as they are taken."""
     many = [Document(f"d{number:03}", "", "x " * (300 << 10)) for number in range(24)]
     async with site(tmp_path / "a") as full:
-        with Library.open(full.driver.collection.library_path) as library:
+        with Library.open(collection_of(full.driver).library_path) as library:
             library.put_documents(many, splitter=cast(Any, _Whole()))
         call = full.stub.ExportDocuments(control.ExportDocumentsRequest())
         parts = [part async for part in call]

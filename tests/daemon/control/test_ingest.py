@@ -22,7 +22,7 @@ from daemon.services.originals import KeptOriginals
 from daemon.state.audit import AuditLog
 from peers.attempts import effects as do
 from proto import control_pb2 as control
-from tests.daemon.rounds.test_driver import started
+from tests.daemon.rounds.test_driver import around_of, collection_of, started
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]  # it imports torch for its workers
 
@@ -40,9 +40,9 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         driver = await started(tmp_path, stack)
         audit = AuditLog(tmp_path / "asked")
         stack.callback(audit.close)
-        kept = KeptOriginals(driver.collection, driver.collection._learning, False)
+        kept = KeptOriginals(collection_of(driver), collection_of(driver)._learning, False)
         services = SimpleNamespace(originals=kept, folders=SimpleNamespace(states=[]))
-        around = cast(Any, SimpleNamespace(driver=driver, audit=audit, services=services))
+        around = around_of(driver, audit, services)
         # mypy misses the other topics' methods, which are not asked.
         calls = LibraryCalls(around, "uid:0")  # type: ignore[abstract]
         call = calls.Ingest(one_batch_and_no_end(), cast(Any, None))

@@ -20,6 +20,7 @@ from daemon.library.catalogue.originals import folder_of
 from proto import control_pb2 as control
 from tests.daemon.control.test_export import Site, site
 from tests.daemon.library.readers.pdf_files import HEIGHT, SENTENCE, WIDTH, lines, made
+from tests.daemon.rounds.test_driver import collection_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -92,7 +93,7 @@ async def kept(at: Site, name: str, content: bytes) -> None:
 
 def left_over(at: Site) -> list[str]:
     """What lies in the folder and is nobody's."""
-    folder = folder_of(at.driver.collection.library_path)
+    folder = folder_of(collection_of(at.driver).library_path)
     return [one.name for one in folder.iterdir() if len(one.name) != 64]
 
 
@@ -187,7 +188,7 @@ async def test_an_ingest_that_breaks_off_leaves_no_half_file(keeping: Site) -> N
 
 
 async def test_equal_files_are_stored_once_and_go_with_the_last(keeping: Site) -> None:
-    collection = keeping.driver.collection
+    collection = collection_of(keeping.driver)
     before = len(list(folder_of(collection.library_path).iterdir()))
     equal = b"equal bytes"
     for name in ("e1.txt", "e2.txt"):
@@ -247,7 +248,7 @@ async def test_what_has_no_pages_or_damaged_ones_is_not_drawn(keeping: Site) -> 
 
 async def test_bytes_that_are_gone_are_told_and_asked_for_again(keeping: Site) -> None:
     await kept(keeping, "gone.txt", b"soon gone")
-    folder = folder_of(keeping.driver.collection.library_path)
+    folder = folder_of(collection_of(keeping.driver).library_path)
     (folder / sha256(b"soon gone").hexdigest()).unlink()
     code, told = await refusal(keeping, "gone.txt")
     assert (code, "can't be read in the state folder" in told) == (
@@ -275,6 +276,6 @@ async def test_where_none_are_kept_none_are_asked_for(tmp_path: Path) -> None:
         batch = control.IngestRequest(documents=[document("a.txt")])
         steps = await ingest(none, batch, offer("a.txt", SECRET), piece("a.txt", SECRET))
         assert not any(step.keeps_originals or step.originals_wanted for step in steps)
-        assert not folder_of(none.driver.collection.library_path).exists()
+        assert not folder_of(collection_of(none.driver).library_path).exists()
         _, told = await refusal(none, "a.txt")
         assert "fedd keeps none here\nSet library.keep_originals = true" in told

@@ -179,9 +179,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     people = write_people(tmp_path, issuers=issuers, chat=speaks)
     tokens = Tokens(tmp_path / "tokens.sqlite3", people=people)
     audit = AuditLog(tmp_path / "audit")
-    driver = SimpleNamespace(collection=collection, identity=SimpleNamespace(site_id="elm"))
+    driver = SimpleNamespace(identity=SimpleNamespace(site_id="elm"))
     around: Any = SimpleNamespace(tokens=tokens, audit=audit, driver=driver)
     around.settings = SimpleNamespace(gateway=SimpleNamespace(requests=8, upload_mib=1))
+    around.collection = collection
     around.services = SimpleNamespace(pairs=None, originals=SimpleNamespace(of=_nothing_kept))
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)

@@ -128,9 +128,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     made.write()
     made.tokens = Tokens(tmp_path / "tokens.sqlite3", lambda: now[0], tmp_path / "people.toml")
     audit = AuditLog(tmp_path / "audit")
-    driver = SimpleNamespace(collection=shelf, identity=SimpleNamespace(site_id="elm"))
+    driver = SimpleNamespace(identity=SimpleNamespace(site_id="elm"))
     settings = SimpleNamespace(gateway=SimpleNamespace(requests=2, upload_mib=1))
     around: Any = SimpleNamespace(tokens=made.tokens, audit=audit, driver=driver, settings=settings)
+    around.collection = shelf
     around.services = SimpleNamespace(originals=None, pairs=None)
     server = grpc.aio.server(interceptors=[WithinBounds(QUESTIONS.service)])
     add_QuestionsServicer_to_server(QuestionsService(around), server)

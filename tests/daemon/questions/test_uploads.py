@@ -39,9 +39,8 @@ def bearer(name: str) -> Bearer:
 
 
 def nobody_has_brought() -> Uploads:
-    driver = SimpleNamespace(collection=None)
     settings = SimpleNamespace(gateway=SimpleNamespace(upload_mib=1))
-    around: Any = SimpleNamespace(driver=driver, settings=settings)
+    around: Any = SimpleNamespace(collection=None, settings=settings)
     return Uploads(around)
 
 
@@ -100,7 +99,7 @@ async def pairs(site: Site) -> PairMaker:
     site.around.services.pairs = made
     site.around.services.folders = SimpleNamespace(states=[])
     site.around.services.originals = KeptOriginals(site.collection, site.worker, False)
-    site.around.driver.readiness = SimpleNamespace(refresh=site.collection.recount)
+    site.around.refresh = site.collection.recount
     return made
 
 

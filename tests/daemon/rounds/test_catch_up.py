@@ -33,7 +33,7 @@ from peers.wire.certificates import plan_digest, sign_vote
 from peers.wire.errors import BlobUnknown
 from peers.wire.frames import Source
 from peers.wire.histories import pack_certificates, pack_manifests
-from peers.wire.manifest import ManifestError, signed
+from peers.wire.manifest import RETRIEVER, ManifestError, signed
 from peers.wire.messages import FRAME_BYTES
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation, free_port, signer
@@ -134,14 +134,14 @@ async def at(
         store=store,
         state=folders,
         shapes=SHAPE,
-        history=membership,
+        history=membership.log(RETRIEVER),
         keep_versions=2,
         feed=feed,
     )
     async with running(federation, site, manifest=manifest) as listening:
         inbox = Inbox(exchange=exchange)
-        listening.transport._servicer.inbox = inbox
-        listening.head_round = len(commits or ())
+        listening.transport._servicer.inboxes = {"med": inbox}
+        inbox.head_round = len(commits or ())
         yield Place(folders, store, exchange, membership, inbox, listening.transport, events)
     store.close()
 
@@ -248,7 +248,7 @@ async def test_ten_thousand_rounds_do_not_hold_up_the_event_loop(federation: Fed
         assert max(lags) < 1.0
         again = time.monotonic()
         for commit in commits:  # as the protocol does, in its one step
-            alpha.membership.verify_certificate(commit.certificate)
+            alpha.membership.log(RETRIEVER).verify_certificate(commit.certificate)
         assert time.monotonic() - again < took / 4, "verified once, remembered after that"
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,9 +23,10 @@ from structlog.testing import capture_logs
 from config.loading import load
 from crypto.quantize import CryptoError
 from daemon.jobs.sums.sum_jobs import AttemptState
-from daemon.main import Daemon
+from daemon.main import Daemon, _way
 from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.progress import ProgressBoard
+from daemon.services.collection import Collection
 from daemon.state.audit import AuditLog
 from daemon.wiring import Workers
 from peers.attempts import effects as do
@@ -32,7 +34,7 @@ from peers.rounds.runs import RunRefused
 from peers.wire.certificates import RULES
 from peers.wire.errors import PeerRefused, RemoteProtocolError
 from peers.wire.frames import ReceivedObject
-from peers.wire.manifest import signed
+from peers.wire.manifest import RETRIEVER, signed
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 from tests.support.federation import _toml, _words
@@ -98,18 +100,20 @@ async def started(folder: Path, stack: AsyncExitStack) -> Driver:
     daemon = Daemon(load(home / "fedd.toml"))
     workers = Workers.of(1)
     stack.push_async_callback(workers.stop)
-    driver, _, retrievers = await daemon._make_driver(workers, stack)
+    *_, driver = await daemon._make_driver(workers, stack)
     audit = AuditLog(home / "audit")
     stack.callback(audit.close)
-    transport = daemon._make_transport(driver, audit)
+    transport = daemon._make_transport({RETRIEVER: driver}, audit)
     attached = Attached(
         ProgressBoard(lambda: (0, 0)),
         audit,
-        await daemon._make_desk(driver, retrievers.described, workers),
+        None,
         committed=lambda _round, _digest: None,
         run_ended=lambda: None,
     )
-    running = asyncio.create_task(driver.run(transport, attached, lambda: None, heartbeat_s=5.0))
+    running = asyncio.create_task(
+        driver.run(_way(transport, audit, driver), attached, lambda: None, heartbeat_s=5.0)
+    )
 
     async def end() -> None:
         assert not running.done(), "whatever happened, it lives"
@@ -122,6 +126,18 @@ async def started(folder: Path, stack: AsyncExitStack) -> Driver:
     driver.listening.set()
     await driver.ask(do.Tick())
     return driver
+
+
+def collection_of(driver: Driver) -> Collection:
+    """What the retriever's rounds are for."""
+    return cast(Collection, driver.served)
+
+
+def around_of(driver: Driver, audit: AuditLog, services: Any) -> Any:
+    """What calls of the control service are made with, as far as documents go."""
+    refresh = driver.readiness.refresh
+    known = {"driver": driver, "collection": collection_of(driver), "refresh": refresh}
+    return SimpleNamespace(**known, audit=audit, services=services)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -35,6 +35,7 @@ from daemon.state.audit_format import (
     segments,
 )
 from peers.link.servicer import Admission
+from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
 from tests.daemon.state.entries import entries
@@ -421,7 +422,7 @@ async def test_what_peers_get_and_give_is_recorded_without_its_content(folder: P
     from peers.wire.frames import ReceivedObject
 
     inbox = KeepsAll(shelf={pb.MODEL_VERSION: b"the weights"})
-    witnessed = AuditedInbox(inbox, opened(folder))
+    witnessed = AuditedInbox(inbox, opened(folder), "med")
     assert await witnessed.source("birch", VERSION) == b"the weights"
     await witnessed.blob("cedar", CONTEXT, ReceivedObject(3, bytes(32), data=b"key"))
     with pytest.raises(PeerRefused):
@@ -438,7 +439,7 @@ async def test_what_cannot_be_recorded_is_not_given_away(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox = KeepsAll(shelf={pb.MODEL_VERSION: b"the weights"})
-    witnessed = AuditedInbox(inbox, opened(folder))
+    witnessed = AuditedInbox(inbox, opened(folder), "med")
     monkeypatch.setattr(audit_module, "_write_all", no_space_after(0))
     assert witnessed.accepts("birch", UPDATE, 1) is None
     with pytest.raises(PeerRefused, match="audit log"):
@@ -455,16 +456,15 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
     federation = Federation.found(tmp_path, "alpha", "beta")
     beside = federation.root / "spool" / "alpha"
     async with running(federation, "beta") as beta:
-        alpha = AuditedTransport(
-            opened(folder),
+        transport = Transport(
             Admission(federation.identity("alpha"), federation.trust, federation.manifest()),
             federation.address("alpha"),
             beside,
-            KeepsAll(),
-            head_round=lambda: 0,
+            {"med": KeepsAll()},
             options=QUICK,
         )
-        await alpha.start()
+        alpha = AuditedTransport(transport, opened(folder), "med")
+        await transport.start()
         try:
             answer = pb.PlanAnswer(round=1, attempt=2, accepted=False, reason="no pairs")
             for _ in range(2):  # what is sent again is one deed
@@ -473,7 +473,7 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
             for _ in range(2):
                 await alpha.send("beta", enveloped(commit=committed_by("alpha", "beta")))
         finally:
-            await alpha.stop(grace=0)
+            await transport.stop(grace=0)
         assert len(beta.inbox.messages) == 3
     found = read(folder)
     assert told(folder) == [
@@ -521,23 +521,23 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
         {"applied": pb.AppliedSum(**at, applied=applied)},
         {"proven": pb.Proven(**at, lock=pb.Lock(certificate=certificate, proof=[applied]))},
     ]
-    alpha = AuditedTransport(
-        opened(folder),
+    transport = Transport(
         Admission(federation.identity("alpha"), federation.trust, federation.manifest()),
         federation.address("alpha"),
         federation.root / "spool" / "alpha",
-        KeepsAll(),
-        statements=lambda: [pb.Signed(body=raw, site="alpha")],
-        head_round=lambda: 0,
+        {"med": KeepsAll()},
         options=QUICK,
     )
-    await alpha.start()
+    alpha = AuditedTransport(
+        transport, opened(folder), "med", statements=lambda: [pb.Signed(body=raw, site="alpha")]
+    )
+    await transport.start()
     try:
         for body in bodies:  # beta does not answer: what is said is in the log all the same
             with pytest.raises(PeerUnreachable):
                 await alpha.send("beta", enveloped(**body))
     finally:
-        await alpha.stop(grace=0)
+        await transport.stop(grace=0)
     assert told(folder) == [
         ("fedd", "plan", "declined"),
         ("fedd", "contribution", "signed"),

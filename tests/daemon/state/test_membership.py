@@ -17,7 +17,7 @@ from daemon.state.membership import Membership
 from daemon.state.store import Store
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.wire.certificates import CertificateError, sign_vote, vote_payload
-from peers.wire.manifest import ManifestError, signed
+from peers.wire.manifest import GENERATOR, RETRIEVER, ManifestError, signed
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 
@@ -112,7 +112,7 @@ def test_a_site_that_is_not_enabled_is_refused_whatever_it_signed_before(place: 
             place.here.verify(SAID, beta, without, past=past)
     elsewhere = replace(place.here.manifest, federation_id="other")
     with pytest.raises(CertificateError, match="another one"):
-        place.here.verify(SAID, beta, elsewhere, past=True)
+        place.here.log(RETRIEVER).verify(SAID, beta, elsewhere, past=True)
 
 
 def test_a_manifest_that_cannot_be_parsed_is_named(place: Place) -> None:
@@ -169,10 +169,38 @@ def test_of_a_vote_the_same_holds_but_we_are_reminded_of_our_own(place: Place) -
             vote_payload(body, 1), of(newer, vote_payload(body, 1)), manifest, past=True
         )
         if site == "alpha":
-            place.here.verify_vote(vote)
+            place.here.log(RETRIEVER).verify_vote(vote)
         else:
             with pytest.raises(CertificateError, match="has had a newer certificate"):
-                place.here.verify_vote(vote)
+                place.here.log(RETRIEVER).verify_vote(vote)
+
+
+def test_a_vote_of_one_log_counts_in_no_other(place: Place) -> None:
+    """One key, one manifest, the same round: what names the log is in what is signed."""
+    retriever, generator = place.here.log(RETRIEVER), place.here.log(GENERATOR)
+    body = pb.VoteBody(
+        federation_id=generator.log_id, round=1, parent_digest=bytes(32),
+        model_digest=b"m" * 32, contributors=["alpha", "beta"], manifest_version=1,
+        plan_digest=bytes(32), rules=2, manifest_digest=generator.manifest.digest,
+        statement_digest=b"s" * 32,
+    )  # fmt: skip
+    vote = sign_vote(partial(of, place.federation.identity("beta")), body, 0)
+    generator.verify_vote(vote)
+    with pytest.raises(CertificateError, match=r"federation 'med\.generator', expected 'med'"):
+        retriever.verify_vote(vote)
+    vote.body.federation_id = "med"
+    with pytest.raises(CertificateError):
+        retriever.verify_vote(vote)
+
+
+def test_a_log_goes_by_no_manifest_of_another(place: Place) -> None:
+    signature = place.here.sign(SAID)
+    retriever, generator = place.here.log(RETRIEVER), place.here.log(GENERATOR)
+    generator.verify(SAID, signature, generator.manifest, past=False)
+    with pytest.raises(CertificateError, match="another one"):
+        generator.verify(SAID, signature, retriever.manifest, past=False)
+    with pytest.raises(CertificateError, match="another one"):
+        retriever.verify(SAID, signature, generator.manifest, past=False)
 
 
 def test_what_is_remembered_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from crypto.privacy import NoiseTerms, epsilon_of
 from crypto.quantize import CryptoError
 from daemon.process.workers import Worker
-from daemon.state.privacy_ledger import Booked, LedgerError, PrivacyBudget, PrivacyLedger
+from daemon.state.privacy_ledger import _SCHEMA, Booked, LedgerError, PrivacyBudget, PrivacyLedger
 from peers.attempts import effects as do
 from peers.plans import policy
 from peers.wire.certificates import RULES
@@ -96,6 +96,29 @@ def test_the_same_attempt_twice_is_spent_twice(tmp_path: Path) -> None:
     ledger.close()
 
 
+def test_rounds_of_two_models_spend_of_one_ledger(tmp_path: Path) -> None:
+    with closing(PrivacyLedger(tmp_path / "privacy.sqlite3")) as ledger:
+        ledger.book(1, 0, terms(2.0))
+        ledger.book(3, 0, terms(1.5), "generator")
+        assert ledger.booked().multipliers == (2.0, 1.5)
+        assert (ledger.rounds("retriever"), ledger.rounds("generator")) == ({1}, {3})
+
+
+def test_a_ledger_from_before_there_were_models_is_the_retrievers(tmp_path: Path) -> None:
+    path = tmp_path / "privacy.sqlite3"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_SCHEMA)
+        db.execute(
+            "INSERT INTO updates (round, attempt, multiplier, clip_norm, sharers, unix_ms)"
+            " VALUES (4, 0, 2.0, 1.0, 2, 0)"
+        )
+        db.commit()
+    for _ in range(2):
+        with closing(PrivacyLedger(path)) as ledger:
+            assert ledger.booked() == Booked((2.0,), bare=0)
+            assert (ledger.rounds("retriever"), ledger.rounds("generator")) == ({4}, set())
+
+
 def test_a_damaged_or_newer_ledger_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "privacy.sqlite3"
     path.write_bytes(b"spent nothing at all, really" * 1000)
@@ -103,7 +126,7 @@ def test_a_damaged_or_newer_ledger_is_never_taken_for_an_empty_one(tmp_path: Pat
         PrivacyLedger(path)
     newer = tmp_path / "newer.sqlite3"
     with sqlite3.connect(newer) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     with pytest.raises(LedgerError, match="newer Hanse"):
         PrivacyLedger(newer)
     with pytest.raises(LedgerError, match="cannot use"):

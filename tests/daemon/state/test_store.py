@@ -478,8 +478,8 @@ def test_another_retriever_is_refused_until_it_is_changed(tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="step of the manifest"):
         store.load("med", other, b"")
     before, rounds = store.load("med", SHAPE, b""), store.rounds(0, 0)
-    store.change_retriever(other)
-    assert store.retriever == other
+    store.change_model(other)
+    assert store.trained == other
     assert (store.load("med", other, b""), store.rounds(0, 0)) == (before, rounds)
     store.close()
     again = Store(tmp_path / "state.sqlite3")
@@ -492,5 +492,5 @@ def test_before_the_first_round_the_retriever_is_not_changed(tmp_path: Path) -> 
     """The first version is the retriever's own, and sites have promised by its digest."""
     store, before = opened(tmp_path / "state.sqlite3")
     with pytest.raises(StoreError, match="no round is committed in it"):
-        store.change_retriever(b"o" * 32)
+        store.change_model(b"o" * 32)
     assert store.load("med", SHAPE, b"") == before

@@ -109,7 +109,7 @@ def judge_push(data: bytes) -> bool:
 async def _pushes(transfers: list[list[bytes]], spool: Path) -> list[tuple[int, ReceivedObject]]:
     here, inbox, caller = world(), KeepsAll(), _beta()
     membership = Admission(here.identities["alpha"], here.trust, here.manifests[1])
-    servicer = Servicer(membership, spool, inbox, lambda: 0, Contacts())
+    servicer = Servicer(membership, spool, {FEDERATION: inbox}, Contacts())
     await servicer.hello(caller, _coming([_greeting()]))
     taken = []
     for transfer in transfers:

@@ -449,7 +449,7 @@ async def test_a_peer_that_moved_is_greeted_there_unasked(federation: Federation
         running(moved, "beta") as beta,
     ):
         await until(lambda: alpha.transport.statistics()["beta"].last_error != "")
-        beta.head_round = 5
+        beta.inbox.head_round = 5
         alpha.transport.reload(alpha.identity, moved.manifest(version=2))
         await until(lambda: alpha.transport.statistics()["beta"].head_round == 5)
 

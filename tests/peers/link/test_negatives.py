@@ -479,7 +479,7 @@ class Answers(KeepsAll):
 def answering(site: Site) -> None:
     inbox = Answers()
     inbox.place = desk()
-    site.transport._servicer.inbox = inbox
+    site.transport._servicer.inboxes = {"med": inbox}
 
 
 async def reached(site: Site, peer: str) -> None:
@@ -561,7 +561,7 @@ async def test_an_answer_that_is_no_answer_is_blamed_on_the_peer(federation: Fed
             return reply_of([units(1)])  # to two queries
 
     async with running(federation, "alpha", options=QUICK) as alpha:
-        alpha.transport._servicer.inbox = Lies()
+        alpha.transport._servicer.inboxes = {"med": Lies()}
         async with running(federation, "beta") as beta:
             with pytest.raises(RemoteProtocolError, match=r"'alpha' misb.*1 long; expected 2"):
                 await beta.transport.negatives("alpha", asking(), 5)

@@ -319,7 +319,7 @@ async def test_sites_find_each_other_and_know_it(federation: Federation) -> None
     async with running(federation, "alpha", options=eager) as alpha:
         await until(lambda: "cannot be reached" in alpha.transport.statistics()["beta"].last_error)
         async with running(federation, "beta", options=eager) as beta:
-            beta.head_round = 7
+            beta.inbox.head_round = 7
             await until(lambda: alpha.transport.statistics()["beta"].head_round == 7)
             seen = alpha.transport.statistics()["beta"]
             assert seen.connected
@@ -464,7 +464,7 @@ def test_grpc_loaded_before_the_floor_is_refused() -> None:
     """TLS 1.2 would be accepted then; nothing may fall back to that silently."""
     program = (
         "import grpc, peers.link.transport as t\n"
-        "try: t.Transport(*[None] * 4, head_round=int)\n"
+        "try: t.Transport(*[None] * 4)\n"
         "except t.LocalProtocolError as e: print(e)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "GRPC_SSL_CIPHER_SUITES"}

@@ -12,12 +12,12 @@ import pytest
 
 from daemon.control.status import other_retriever
 from peers.attempts.lead import SharedModel
-from peers.wire.manifest import FederationManifest, ManifestError, NamedRetriever
+from peers.wire.manifest import FederationManifest, ManifestError, NamedModel
 from tests.simulation.network import SHAPE, World, coordinator
 from tests.support.signed_rounds import manifest_of
 
 OTHER = b"\x07" * 32
-NAMED = NamedRetriever(OTHER, 2)
+NAMED = NamedModel(OTHER, 2)
 
 
 def name_other(world: World, *, at: str) -> FederationManifest:
@@ -64,12 +64,12 @@ def test_a_manifest_that_names_none_is_signed_as_it_always_was() -> None:
     "text", ["", "ab:2", f"{'0' * 64}:0", f"{'0' * 64}", f"{'A' * 64}:2", f"{'0' * 64}:9999999999"]
 )
 def test_what_is_no_name_of_an_encoder_is_refused(text: str) -> None:
-    with pytest.raises(ManifestError, match="retriever"):
-        NamedRetriever.parse(text)
+    with pytest.raises(ManifestError, match="names no model|is refused"):
+        NamedModel.parse(text)
 
 
 def test_a_name_is_read_as_it_is_written() -> None:
-    assert NamedRetriever.parse(str(NAMED)) == NAMED
+    assert NamedModel.parse(str(NAMED)) == NAMED
 
 
 def test_an_encoder_is_compared_where_the_manifest_names_one() -> None:
@@ -115,7 +115,7 @@ def test_who_has_not_gone_over_votes_and_is_in_no_sum(late: str) -> None:
     world = world_of(5, seed=3)
     name_other(world, at="abcde")
     go_over(world, *(name for name in "abcde" if name != late))
-    lacking, has_it = other_retriever(world.site(late), None), NamedRetriever(OTHER, 2)
+    lacking, has_it = other_retriever(world.site(late), None), NamedModel(OTHER, 2)
     assert "name that encoder in [next_retriever] and restart fedd. Until then" in lacking[0]
     ready = other_retriever(world.site(late), has_it)
     assert "it is that of [next_retriever]: restart fedd. Until then" in ready[0]

@@ -19,11 +19,16 @@ from crypto.identity.authority import create_authority, sign_with_authority
 from crypto.identity.keys import IdentityError
 from crypto.identity.trust import Trust
 from peers.wire.manifest import (
+    GENERATOR,
     MAX_BYTES,
     MAX_FAULTY_SITES,
+    RETRIEVER,
     FederationManifest,
     ManifestError,
     ManifestSite,
+    NamedModel,
+    log_id,
+    model_of,
     parse_signed,
     signed,
 )
@@ -486,3 +491,65 @@ def test_two_different_manifests_of_one_version_are_noticed() -> None:
 def test_manifests_of_different_federations_are_not_compared() -> None:
     with pytest.raises(ManifestError, match="federation 'law'"):
         replace(MANIFEST, federation_id="law", version=9).newer_than(MANIFEST)
+
+
+# ---- logs of rounds ----------------------------------------------------------------
+
+NAMED = NamedModel(b"g" * 32, 1000, b"f" * 32)
+
+
+def test_a_manifest_that_names_a_generator_reads_back(keeper: Keeper) -> None:
+    named = replace(MANIFEST, version=8, generator=NAMED)
+    assert parse_signed(signed(named, keeper.authority), keeper.trust) == named
+    assert MANIFEST.payload == replace(named, version=7, generator=None).payload
+
+
+def test_each_log_has_a_manifest_of_its_own_name_and_the_same_sites() -> None:
+    named = replace(MANIFEST, generator=NAMED, retriever=NamedModel(b"r" * 32, 10))
+    log = log_id("med", GENERATOR)
+    theirs = named.of_log(log)
+    assert (log, model_of(log), model_of("med")) == ("med.generator", GENERATOR, RETRIEVER)
+    assert (theirs.sites, theirs.tolerated, theirs.version) == (named.sites, 1, 7)
+    assert (theirs.retriever, theirs.digest == named.digest) == (NAMED, False)
+    assert named.of_log("med") == named
+
+
+def test_no_round_runs_of_a_generator_that_is_not_named() -> None:
+    whole = replace(MANIFEST, sites=(*MANIFEST.sites, ManifestSite("zeta", "localhost:1")))
+    assert "names no generator" in whole.of_log("med.generator").objection
+    assert replace(whole, generator=NAMED).of_log("med.generator").objection == ""
+    assert whole.objection == ""
+
+
+def test_another_generator_is_a_step_of_its_own() -> None:
+    named = replace(MANIFEST, version=8, generator=NAMED)
+    assert named.step_from(MANIFEST) == ""
+    both = replace(named, faulty_sites=2)
+    assert "the generator would be another" in both.step_from(MANIFEST)
+    # Each log goes over what concerns it.
+    assert both.of_log("med.generator").step_from(MANIFEST.of_log("med.generator"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", f"{'0' * 64}:1", f"{'0' * 64}:1:", f"{'0' * 64}:1:{'0' * 63}", f"{'0' * 64}:0:{'0' * 64}"],
+)
+def test_a_generator_is_named_whole_or_not_at_all(keeper: Keeper, text: str) -> None:
+    inner = json.loads(keeper.file)["manifest"] | {"generator": text}
+    payload = b"hanse-manifest-v1\0" + json.dumps(
+        inner, sort_keys=True, separators=(",", ":")
+    ).encode("ascii")
+    signature = base64.b64encode(sign_with_authority(keeper.authority, payload)).decode()
+    file = json.dumps({"manifest": inner, "signature": signature}).encode()
+    with pytest.raises(ManifestError):
+        parse_signed(file, keeper.trust)
+
+
+def test_a_federation_cannot_be_called_as_a_log_of_another(keeper: Keeper) -> None:
+    posing = replace(MANIFEST, federation_id="med.generator")
+    with pytest.raises(ManifestError, match="is of federation"):
+        signed(posing, keeper.authority)
+    with pytest.raises(ManifestError, match="refused"):
+        replace(MANIFEST, federation_id="med.planner")
+    with pytest.raises(IdentityError, match="refused"):
+        create_authority(keeper.authority.parent / "other", "med.generator")

@@ -416,7 +416,7 @@ BAD_CALLS: list[tuple[Callable[[], Message], str, Any, str]] = [
     (hello, "protocol_version", 0, "protocol_version is 0; expected 1 .. "),
     (hello, "software_version", "v" * 33, "software_version is 33 characters long"),
     (hello, "features[0]", "f" * 33, "features[0] is 33 characters long"),
-    (hello, "federation_id", "", "federation_id is 0 characters long; expected 1 .. 63"),
+    (hello, "federation_id", "", "federation_id is 0 characters long; expected 1 .. 80"),
     (hello, "sender", "", "sender is ''"),
     (push, "sender", "", "PushFrame.sender is ''"),
     (push, "federation_id", "", "PushFrame.federation_id is 0 characters long"),

@@ -34,6 +34,7 @@ def new_manifest(
     version: int | None = None,
     faulty_sites: int | None = None,
     retriever: str | None = None,
+    generator: str | None = None,
     first_round_to_come: bool = False,
     expelling: bool = False,
 ) -> bytes:
@@ -41,12 +42,13 @@ def new_manifest(
 
     ``addresses`` adds sites or moves them; ``enabled`` says who takes part;
     ``faulty_sites``, how many may lie: by default what the previous one tolerates, or 1.
-    ``retriever``: what rounds train, DIGEST:VALUES; by default what the previous one names.
+    ``retriever``: what rounds train, DIGEST:VALUES; by default what the previous one names;
+    ``generator`` likewise, DIGEST:VALUES:FIRST, or "none".
     More than one step from the previous one is signed only with the ``first_round_to_come``:
     later no site would put it in force (peers/rounds/manifest_in_force.py). One under which no
     round can run, only when ``expelling``: a site is shut out even if those left then wait.
     """
-    from peers.wire.manifest import FederationManifest, ManifestSite, NamedRetriever, signed
+    from peers.wire.manifest import FederationManifest, ManifestSite, NamedModel, signed
 
     trust = _trust(authority / "ca.crt")
     before = _parsed(previous, trust) if previous is not None else None
@@ -73,8 +75,11 @@ def new_manifest(
             faulty_sites = before.tolerated if before else 1
         named = before.retriever if before else None
         if retriever is not None:
-            named = NamedRetriever.parse(retriever)
-        new = FederationManifest(trust.federation_id, version, ordered, faulty_sites, named)
+            named = NamedModel.parse(retriever)
+        writes = before.generator if before else None
+        if generator is not None:
+            writes = None if generator == "none" else NamedModel.parse(generator)
+        new = FederationManifest(trust.federation_id, version, ordered, faulty_sites, named, writes)
     if before and not first_round_to_come:
         _check_one_step(before, new)
     if new.objection and not expelling:
@@ -201,6 +206,14 @@ def manifest_sign(
             help="What rounds train, as `fedctl status` shows it. Default: the previous one's.",
         ),
     ] = None,
+    generator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST:VALUES:FIRST",
+            help="The language model that is trained together, as `fedctl status` shows it at a "
+            "site that has it; none: no more. Default: the previous one's.",
+        ),
+    ] = None,
     first_round_to_come: Annotated[
         bool,
         typer.Option(
@@ -225,6 +238,7 @@ def manifest_sign(
         version=version,
         faulty_sites=faulty_sites,
         retriever=retriever,
+        generator=generator,
         first_round_to_come=first_round_to_come,
     )
     plain = {**plain_manifest(write_manifest(out, content, ca)), "file": str(out)}
@@ -308,6 +322,7 @@ def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
         "quorum": manifest.quorum,
         "objection": manifest.objection,
         "retriever": str(manifest.retriever or ""),
+        "generator": str(manifest.generator or ""),
     }
 
 
@@ -320,6 +335,9 @@ def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
     console.print(plain_text(what_it_bears(plain)), soft_wrap=True)
     if plain["retriever"]:
         console.print(plain_text(f"Rounds train retriever {plain['retriever']}."), soft_wrap=True)
+    if plain["generator"]:
+        text = f"Rounds of their own train generator {plain['generator']}."
+        console.print(plain_text(text), soft_wrap=True)
     table = columns("site", "address", "takes part")
     for site in plain["sites"]:
         table.add_row(site["id"], plain_text(site["address"]), "yes" if site["enabled"] else "no")

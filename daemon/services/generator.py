@@ -1,0 +1,125 @@
+"""The generator that the sites train together, as this site uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.jobs import generator as generator_jobs
+from daemon.learning.generator.spec import GeneratorSpec
+from daemon.learning.options import LearningError
+from daemon.process.workers import Worker
+from daemon.state.versions import Shapes, UnreadShapes
+from peers.attempts import effects as do
+from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class OwnGenerator:
+    """What this site can train: ``name`` as a manifest may name it."""
+
+    shapes: Shapes
+    name: NamedModel
+
+
+class FederatedGenerator:
+    """Its versions, and what this site can contribute to the next one."""
+
+    def __init__(
+        self,
+        spec: GeneratorSpec,
+        *,
+        library: Path,
+        learning: Worker,
+        answering: Worker,
+        willing: bool,
+        min_triples: int,
+    ) -> None:
+        self.served_digest = b""
+        self.own: OwnGenerator | None = None  # None: there is no base model here
+        self.spec = spec
+        self._library = library
+        self._learning = learning
+        self._answering = answering
+        self._willing = willing
+        self._min_triples = min_triples
+        self._named: NamedModel | None = None
+        self._wanted_digest = b""
+
+    async def prepare(self, versions: Path, named: NamedModel | None) -> None:
+        """Look at the base model, if there is one; ``named``: by the manifest in force.
+
+        Raises LearningError for one that can't be trained.
+        """
+        self._named = named
+        if not self.spec.base_model:
+            return
+        log.info("loading the generator's base model", base_model=self.spec.base_model)
+        described = await self._learning.run(generator_jobs.describe, self.spec)
+        first = await self._learning.run(generator_jobs.write_initial_version, self.spec, versions)
+        shapes = described.shape_manifest
+        self.own = OwnGenerator(shapes, NamedModel(shapes.digest, shapes.total, first))
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the generator that the manifest names, which this site need not have."""
+        if self._named is None:
+            raise RuntimeError("no manifest names a generator")
+        if self.own is not None and self.own.name == self._named:
+            return self.own.shapes
+        return UnreadShapes(self._named.digest, self._named.values)
+
+    def why_no_rounds(self, manifest: FederationManifest) -> str:
+        """Why this daemon runs none of its rounds, and what to do."""
+        if manifest.generator is not None:
+            return (
+                f"manifest {manifest.version} names a generator since this daemon was started: "
+                "restart fedd"
+            )
+        return f"{manifest.of_log(f'{manifest.federation_id}.{GENERATOR}').objection}"
+
+    @property
+    def lacking(self) -> str:
+        """What this site lacks to train what the manifest names; empty if nothing."""
+        if self.own is None:
+            return "has no base model for the generator (generator.base_model)"
+        if self._named is not None and self.own.name != self._named:
+            return (
+                "has another generator than the manifest names (generator.base_model, or how it "
+                "is adapted)"
+            )
+        return ""
+
+    # ---- `daemon.rounds.readiness.Served` ------------------------------------------------
+
+    @property
+    def wanted(self) -> bytes:
+        """The newest version."""
+        return self._wanted_digest
+
+    def adopt(self, model_digest: bytes) -> None:
+        """A version was committed, or is here again."""
+        self._wanted_digest = model_digest
+
+    async def situation(self) -> do.Situation:
+        """What this site can contribute to its training, and why not if it can't."""
+        if self.lacking:
+            return do.Situation(0, willing=False, reason=self.lacking)
+        if not self._willing:
+            return do.Situation(0, willing=False, reason="training.willing is off here")
+        try:
+            # By a worker that training doesn't keep waiting.
+            triples = await self._answering.run(generator_jobs.trainable, self.spec, self._library)
+        except LearningError as error:
+            return do.Situation(0, willing=False, reason=str(error))
+        if triples < self._min_triples:
+            reason = (
+                f"has {triples} questions with passages and answers and needs "
+                f"{self._min_triples} (generator.min_triples): ingest pairs with answers"
+            )
+            return do.Situation(triples, willing=False, reason=reason)
+        return do.Situation(triples, willing=True)
