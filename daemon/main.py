@@ -15,8 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -41,7 +42,7 @@ from daemon.process.systemd import Notifier
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed, WorkersRefused
 from daemon.rounds.attempt_log import AttemptLog
-from daemon.rounds.audited import AuditedInbox, AuditedTransport, of_site
+from daemon.rounds.audited import AuditedInbox, of_site
 from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
@@ -51,9 +52,9 @@ from daemon.services.answer_evaluation import AnswerJudge
 from daemon.services.collection import Collection, Listeners
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
-from daemon.services.generator import FederatedGenerator
+from daemon.services.generator.generator import FederatedGenerator
 from daemon.services.inversion_audit import EmbeddingAudit
-from daemon.services.negatives import answering_desk
+from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
@@ -74,20 +75,20 @@ from daemon.wiring import (
     change_model,
     collection_of,
     first_version,
-    generator_driver,
-    generator_spec,
+    generator_of,
     limits_of,
     named_in_force,
     retriever_spec,
     retrievers_of,
     state_of,
+    way_of,
 )
 from peers.link.contacts import Tap
 from peers.link.port import ListenError, check_free
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, PeerTransport, Transport
 from peers.plans import robust
-from peers.wire.manifest import GENERATOR, RETRIEVER, ManifestError, NamedModel
+from peers.wire.manifest import RETRIEVER, ManifestError, NamedModel
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -155,23 +156,22 @@ class Daemon:
             log.warning("a test makes this daemon fail on purpose", faults=faults)
         here, collection, curve, retrievers, driver = await self._make_driver(workers, stack)
         self._spec = retrievers.spec
-        generator = self._make_generator(collection, workers)
-        drivers = {RETRIEVER: driver}
-        own = await generator_driver(here, generator, workers.generator_crypto, stack)
-        if own is not None:
-            drivers[GENERATOR] = own
+        generator, others = await generator_of(here, collection, stack)
+        drivers = {RETRIEVER: driver, **others}
         audit = await self._open_audit(driver, stack)
         transport = self._make_transport(drivers, audit)
-        ways = {name: _way(transport, audit, one) for name, one in drivers.items()}
+        ways = {name: way_of(transport, audit, one) for name, one in drivers.items()}
         personaliser = self._make_personaliser(driver, collection, workers, ways[RETRIEVER], audit)
-        desk = await answering_desk(
-            self._settings,
-            retrievers.described.dimension,
-            workers.sharing,
-            collection,
-            lambda: driver.head_round,
+        attached = {
+            name: Attached(self._make_progress(transport, one, stack), audit)
+            for name, one in drivers.items()
+        }
+        attached[RETRIEVER] = replace(
+            attached[RETRIEVER],
+            desk=await self._make_desk(driver, collection, retrievers, workers),
+            committed=curve.committed,
+            run_ended=personaliser.run_ended,
         )
-        heartbeat_s = self._settings.rounds.heartbeat_s
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._keep_reloading(drivers, transport, audit)),
@@ -186,31 +186,16 @@ class Daemon:
                 group.create_task(self._warm_up(workers.crypto)),
             ]
             for name, one in drivers.items():
-                running = asyncio.Event()
-                attached = Attached(
-                    progress=self._make_progress(transport, one, stack),
-                    audit=audit,
-                    desk=desk if one is driver else None,
-                    committed=curve.committed if one is driver else lambda _round, _digest: None,
-                    run_ended=personaliser.run_ended if one is driver else lambda: None,
-                )
-                work = one.run(ways[name], attached, running.set, heartbeat_s=heartbeat_s)
-                tasks.append(group.create_task(work))
-                await running.wait()
+                tasks.append(await self._run(group, one, ways[name], attached[name]))
             collection.adopt(await first_version(driver, workers.learning, self._spec))
-            if own is not None:
-                generator.adopt(own.protocol.durable.head_digest)
             tasks.append(group.create_task(_train_when_embedded(driver, collection)))
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             for one in drivers.values():
                 one.listening.set()
-            watch = ExpiryWatch(
-                lambda: expiries(driver.identity, driver.trust, transport.statistics())
-            )
             tasks.append(group.create_task(self._spread(drivers, transport, audit)))
-            tasks.append(group.create_task(watch.run()))
+            tasks.append(group.create_task(_expiry_watch(driver, transport).run()))
             services = self._make_services(
                 *(drivers, collection, workers, audit, curve, personaliser)
             )
@@ -229,6 +214,27 @@ class Daemon:
             log.info("stopping")
             for task in tasks:
                 task.cancel()
+
+    async def _run(
+        self, group: asyncio.TaskGroup, driver: Driver, way: PeerTransport, attached: Attached
+    ) -> asyncio.Task[None]:
+        """Drive the rounds of a model; returns when they take events."""
+        running, heartbeat_s = asyncio.Event(), self._settings.rounds.heartbeat_s
+        work = driver.run(way, attached, running.set, heartbeat_s=heartbeat_s)
+        task = group.create_task(work)
+        await running.wait()
+        return task
+
+    async def _make_desk(
+        self, driver: Driver, collection: Collection, retrievers: Retrievers, workers: Workers
+    ) -> AnsweringDesk:
+        return await answering_desk(
+            self._settings,
+            retrievers.described.dimension,
+            workers.sharing,
+            collection,
+            lambda: driver.head_round,
+        )
 
     async def _spread(
         self, drivers: Mapping[str, Driver], transport: Transport, audit: AuditLog
@@ -312,16 +318,6 @@ class Daemon:
             transport=transport,
             audit=audit,
             federation_id=driver.identity.federation_id,
-        )
-
-    def _make_generator(self, collection: Collection, workers: Workers) -> FederatedGenerator:
-        return FederatedGenerator(
-            generator_spec(self._settings),
-            library=collection.library_path,
-            learning=workers.learning,
-            answering=workers.answering,
-            willing=self._settings.training.willing,
-            min_triples=self._settings.generator.min_triples,
         )
 
     def _make_pairs(self, collection: Collection, workers: Workers) -> PairMaker:
@@ -525,11 +521,8 @@ class Daemon:
         )
 
 
-def _way(transport: Transport, audit: AuditLog, driver: Driver) -> AuditedTransport:
-    def stated() -> Iterable[pb.Signed]:
-        return driver.protocol.durable.state.statements
-
-    return AuditedTransport(transport, audit, driver.protocol.log_id, statements=stated)
+def _expiry_watch(driver: Driver, transport: Transport) -> ExpiryWatch:
+    return ExpiryWatch(lambda: expiries(driver.identity, driver.trust, transport.statistics()))
 
 
 async def _train_when_embedded(driver: Driver, collection: Collection) -> None:

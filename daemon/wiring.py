@@ -6,6 +6,7 @@ import asyncio
 import resource
 import secrets
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,14 +35,16 @@ from daemon.library.dense.options import IndexOptions
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, import_once
 from daemon.questions.service import QUESTIONS
+from daemon.rounds.audited import AuditedTransport
 from daemon.rounds.catch_up import CatchUp
 from daemon.rounds.driver import Driver
 from daemon.rounds.events import EventQueue
 from daemon.rounds.readiness import Served
-from daemon.rounds.work import Computing, Trainer
+from daemon.rounds.work import Computing, OfSite, Trainer
 from daemon.services.collection import Collection, CollectionSettings, Listeners
-from daemon.services.generator import FederatedGenerator
+from daemon.services.generator.generator import FederatedGenerator
 from daemon.services.indexes import StandIn
+from daemon.state.audit import AuditLog
 from daemon.state.folder import StateFolder
 from daemon.state.membership import LogMembership, Membership
 from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
@@ -51,6 +54,7 @@ from peers.attempts import effects as do
 from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
 from peers.link.servicer import Limits
+from peers.link.transport import Transport
 from peers.plans.policy import Policy
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.pacemaker import Timing
@@ -421,16 +425,15 @@ class Rounds:
         """What drives them; ``crypto`` is theirs alone, for it keeps what attempts leave in it."""
         crypto.memory_bytes = integers.memory_bound(self.catch_up.shapes.total)
         membership = self._site.membership
+        credentials = Credentials(membership.identity, membership.trust)
         return Driver(
-            credentials=Credentials(membership.identity, membership.trust),
+            site=OfSite(credentials, self._site.privacy, self._site.evidence),
             protocol=self.protocol,
             manifest=self._rounds.manifest,
             catch_up=self.catch_up,
             events=self._events,
             served=served,
-            privacy=self._site.privacy,
             computing=Computing(self._site.workers.learning, crypto, trainer, library),
-            evidence=self._site.evidence,
         )
 
 
@@ -463,7 +466,51 @@ def _protocol_of(
     return Protocol(replica)
 
 
-def generator_spec(settings: Settings) -> GeneratorSpec:
+def way_of(transport: Transport, audit: AuditLog, driver: Driver) -> AuditedTransport:
+    """To the peers, for the rounds of one model."""
+
+    def stated() -> Iterable[pb.Signed]:
+        return driver.protocol.durable.state.statements
+
+    return AuditedTransport(transport, audit, driver.protocol.log_id, statements=stated)
+
+
+async def generator_of(
+    site: Site, collection: Collection, stack: AsyncExitStack
+) -> tuple[FederatedGenerator, dict[str, Driver]]:
+    """What is trained to write answers, and who drives its rounds; nobody where none is named.
+
+    Raises LearningError, StoreError.
+    """
+    settings, workers = site.settings, site.workers
+    generator = FederatedGenerator(
+        _generator_spec(settings),
+        library=collection.library_path,
+        learning=workers.learning,
+        answering=workers.answering,
+        willing=settings.training.willing,
+        min_triples=settings.generator.min_triples,
+    )
+    rounds, state = site.membership.log(GENERATOR), state_of(settings).of_model(GENERATOR)
+    if rounds.manifest.retriever is None:
+        await generator.prepare(state.versions, None)
+        return generator, {}
+    await asyncio.to_thread(state.root.mkdir, mode=0o700, exist_ok=True)
+    store = await asyncio.to_thread(Store, state.store)
+    stack.callback(store.close)
+    in_force = await asyncio.to_thread(named_in_force, store, rounds)
+    named = in_force or rounds.manifest.retriever
+    await generator.prepare(state.versions, named)
+    await asyncio.to_thread(change_model, store, state, named)
+    known = (site, rounds, store, state, generator.shapes, named.first)
+    made = await asyncio.to_thread(Rounds, *known)
+    trainer = Trainer(generator.spec, generator_jobs.train, generator_jobs.write_initial_version)
+    driver = made.driver(generator, workers.generator_crypto, trainer, collection.library_path)
+    generator.adopt(made.protocol.durable.head_digest)
+    return generator, {GENERATOR: driver}
+
+
+def _generator_spec(settings: Settings) -> GeneratorSpec:
     """The generator that this site can train."""
     return GeneratorSpec(
         **_named_in(settings.generator, GeneratorSpec)
@@ -471,28 +518,3 @@ def generator_spec(settings: Settings) -> GeneratorSpec:
         **_named_in(settings.workers, GeneratorSpec),
         device=settings.retriever.device,
     )
-
-
-async def generator_driver(
-    site: Site, generator: FederatedGenerator, crypto: Worker, stack: AsyncExitStack
-) -> Driver | None:
-    """Of the generator's rounds; None where the manifest names none.
-
-    Raises LearningError, StoreError.
-    """
-    rounds, state = site.membership.log(GENERATOR), state_of(site.settings).of_model(GENERATOR)
-    if rounds.manifest.retriever is None:
-        await generator.prepare(state.versions, None)
-        return None
-    await asyncio.to_thread(state.root.mkdir, mode=0o700, exist_ok=True)
-    store = await asyncio.to_thread(Store, state.store)
-    stack.callback(store.close)
-    named = await asyncio.to_thread(named_in_force, store, rounds)
-    named = named or rounds.manifest.retriever
-    await generator.prepare(state.versions, named)
-    await asyncio.to_thread(change_model, store, state, named)
-    made = await asyncio.to_thread(
-        Rounds, site, rounds, store, state, generator.shapes, named.first
-    )
-    trainer = Trainer(generator.spec, generator_jobs.train, generator_jobs.write_initial_version)
-    return made.driver(generator, crypto, trainer, state_of(site.settings).library)

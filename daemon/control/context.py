@@ -34,7 +34,7 @@ from daemon.services.answer_evaluation import AnswerJudge, NothingToCompareError
 from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
-from daemon.services.generator import FederatedGenerator
+from daemon.services.generator.generator import FederatedGenerator
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals

@@ -25,7 +25,7 @@ from crypto.identity.keys import IdentityError
 from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
 from crypto.quantize import CryptoError
-from daemon.jobs.sums.sum_jobs import Credentials, JobContext
+from daemon.jobs.sums.sum_jobs import JobContext
 from daemon.learning.options import LearningError
 from daemon.process.faultpoints import passing
 from daemon.process.tasks import causes_of, logged
@@ -38,12 +38,12 @@ from daemon.rounds.outbox import Outbox, ToPeers, put_in_envelope
 from daemon.rounds.progress import LastError, ProgressBoard
 from daemon.rounds.readiness import Readiness, Served
 from daemon.rounds.unbooked import Unbooked
-from daemon.rounds.work import AttemptWork, Computing, keep_residual
+from daemon.rounds.work import AttemptWork, Computing, OfSite, keep_residual
 from daemon.rounds.write_ahead import Unwritable, WriteAhead, still
 from daemon.services.negatives import AnsweringDesk
 from daemon.state.audit import AuditLog
-from daemon.state.privacy_ledger import LedgerError, PrivacyBudget
-from daemon.state.store import Store, StoreError
+from daemon.state.privacy_ledger import LedgerError
+from daemon.state.store import StoreError
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
 from peers.attempts.statement import named_sums
@@ -83,9 +83,9 @@ class Attached:
 
     progress: ProgressBoard
     audit: AuditLog
-    desk: AnsweringDesk | None
-    committed: Callable[[int, bytes], None]
-    run_ended: Callable[[], None]
+    desk: AnsweringDesk | None = None
+    committed: Callable[[int, bytes], None] = lambda _round, _digest: None
+    run_ended: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -106,40 +106,37 @@ class Driver:
     def __init__(
         self,
         *,
-        credentials: Credentials,
+        site: OfSite,
         protocol: Protocol,
         manifest: FederationManifest,
         catch_up: CatchUp,
         events: EventQueue,
         served: Served,
-        privacy: PrivacyBudget,
         computing: Computing,
-        evidence: Store,
     ) -> None:
         """``manifest``: the newest; which one is in force, the protocol says.
 
-        ``served``: the model of these rounds, as this site uses it; ``evidence``: where that is
-        kept, of all logs together.
+        ``served``: the model of these rounds, as this site uses it.
         """
         self.model = model_of(protocol.log_id)
-        self.credentials = credentials
+        self.credentials = site.credentials
         self.protocol = protocol
         self.manifest = manifest
         self.catch_up = catch_up
         self.store = catch_up.store
-        self._evidence = evidence
+        self._evidence = site.evidence
         self.shapes = catch_up.shapes
         self.served = served
-        self.privacy = privacy
+        self.privacy = site.privacy
         self.listening = asyncio.Event()  # the transport is there
         self._folders = catch_up.state
         self._events = events
         self._computing = computing
         self._errors = LastError()
         self.unbooked = Unbooked(
-            self.identity.site_id, self.store, self.model, privacy, self.report
+            self.identity.site_id, self.store, self.model, self.privacy, self.report
         )
-        self.readiness = Readiness(served, privacy, self.model, events, self._errors)
+        self.readiness = Readiness(served, self.privacy, self.model, events, self._errors)
         self._journal = WriteAhead(self.store, self._refuse_waiting)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._run_over = False

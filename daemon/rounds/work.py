@@ -24,12 +24,13 @@ from daemon.jobs.sums import integers
 from daemon.jobs.sums.ckks import CkksJobs
 from daemon.jobs.sums.integers import Hiding, SumTerms
 from daemon.jobs.sums.masking import MaskingJobs
-from daemon.jobs.sums.sum_jobs import AttemptState, JobContext, SumJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, Credentials, JobContext, SumJobs
 from daemon.learning.options import TrainingOptions, TrainingResult
 from daemon.process.workers import Worker
 from daemon.rounds.progress import ProgressBoard
 from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget
+from daemon.state.store import Store
 from daemon.state.versions import is_sound, shape_of
 from peers.attempts import effects as do
 from peers.plans.policy import terms_of
@@ -45,6 +46,18 @@ JOBS: Final[Mapping[pb.Mode.ValueType, type[SumJobs]]] = {
     pb.CKKS: CkksJobs,
     pb.MASKING: MaskingJobs,
 }
+
+
+@dataclass(frozen=True)
+class OfSite:
+    """What the rounds of all models have in common at a site.
+
+    ``evidence``: the store in which it is kept against sites that contradict themselves.
+    """
+
+    credentials: Credentials
+    privacy: PrivacyBudget
+    evidence: Store
 
 
 @dataclass(frozen=True)

@@ -219,19 +219,16 @@ class PeerLink:
 
         return await self._call(ask)
 
-    @property
-    def log(self) -> str:
-        """The federation's own log of rounds."""
-        return self.identity.federation_id
-
-    async def push(self, log: str, name: pb.BlobName, source: Source) -> None:
-        """A large object of a log's rounds, from where an earlier push of it broke off."""
+    async def push(self, log: str | None, name: pb.BlobName, source: Source) -> None:
+        """A large object of a log (None: the federation's), from where a push of it broke off."""
+        log = log or self.identity.federation_id
         await self._call(lambda: self._push_whole(log, name, source))
 
     async def pull(
-        self, log: str, name: pb.BlobName, into: Path, at_most: int | None
+        self, log: str | None, name: pb.BlobName, into: Path, at_most: int | None
     ) -> ReceivedObject:
         """A large object into a file, from where an earlier transfer ended."""
+        log = log or self.identity.federation_id
         partial = PartialFile(into)
         bound = BLOB_BYTES[name.kind]
         limit = bound if at_most is None else min(bound, at_most)

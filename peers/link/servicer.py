@@ -224,7 +224,7 @@ class Servicer:
                     "has the older release",
                 )
             check(request)
-            own = self._admit_to_own(site, request.federation_id, request.sender)
+            own = self._admit(site, request.federation_id, request.sender, own=True)
             self.contacts.received(site, raw)
             self.contacts.introduced(site, request)
             self.contacts.identified(site, expiry_of(caller.certificate))
@@ -277,10 +277,8 @@ class Servicer:
                 why_not = inbox.accepts(site, first.name, first.total_bytes)
                 if why_not is not None:
                     raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
-                what = (
-                    first.federation_id,
-                    *(first.name.kind, first.name.round, first.name.attempt),
-                )
+                name = first.name
+                what = (first.federation_id, name.kind, name.round, name.attempt)
                 pieces.pay = lambda size: self.ledger.frame(site, what, size, first.total_bytes)
                 pieces.pay(len(first.frame.data))
                 if first.name.kind in _IN_MEMORY:
@@ -425,26 +423,16 @@ class Servicer:
             )
         return site
 
-    def _admit_to_own(self, site: str, federation_id: str, sender: str) -> Inbox:
-        """As `_admit`, for what is of no log but the federation's own."""
+    def _admit(self, site: str, log_id: str, sender: str, *, own: bool = False) -> Inbox:
+        """Whoever keeps that log of rounds here; ``own``: it must be the federation's own."""
         ours = self.membership.manifest.federation_id
-        if federation_id != ours:
-            raise self._elsewhere(site, federation_id)
-        return self._admit(site, federation_id, sender)
-
-    def _elsewhere(self, site: str, federation_id: str) -> Refusal:
-        ours = self.membership.manifest.federation_id
-        return Refusal(
-            Reason.NOT_ALLOWED,
-            f"the message is for federation {federation_id!r}, this is {ours!r}: "
-            f"look at the manifest that site {site!r} has",
-        )
-
-    def _admit(self, site: str, log_id: str, sender: str) -> Inbox:
-        """Whoever keeps that log of rounds here."""
         inbox = self.inboxes.get(log_id)
-        if inbox is None:
-            raise self._elsewhere(site, log_id)
+        if inbox is None or (own and log_id != ours):
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"the message is for federation {log_id!r}, this is {ours!r}: "
+                f"look at the manifest that site {site!r} has",
+            )
         if sender != site:
             raise Refusal(
                 Reason.NOT_ALLOWED,

@@ -155,7 +155,7 @@ class Transport:
         """``admission`` says who we are and who may speak to us.
 
         ``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours,
-        ``inboxes`` by the ids of the logs of rounds, that of the federation itself among them;
+        ``inboxes`` by the ids of the logs of rounds, the federation's own among them,
         ``tap`` sees the bytes of every message that crosses (for audits), ``chance``
         spreads greetings and tries over time.
         """
@@ -264,15 +264,13 @@ class Transport:
     async def push(
         self, to: str, name: pb.BlobName, source: Source, *, log: str | None = None
     ) -> None:
-        """Send a large object, which may arrive twice, too.
-
-        ``log``: whose rounds it is of, by its id; None: the federation's own.
+        """Send a large object of a log (None: the federation's own); it may arrive twice, too.
 
         When its connection broke, it goes on from the last whole frame that arrived,
         in this call or the next one: call again with the same ``name`` and bytes.
         Raises as `send`; OSError when a file cannot be read here.
         """
-        await self._persistently(to, lambda link: link.push(log or link.log, name, source))
+        await self._persistently(to, lambda link: link.push(log, name, source))
 
     async def pull(
         self,
@@ -289,9 +287,7 @@ class Transport:
         anew if that proves to be something else. Raises as `send`, BlobUnknown
         when the peer has no such object, OSError when it cannot be written here.
         """
-        return await self._persistently(
-            to, lambda link: link.pull(log or link.log, name, into, at_most)
-        )
+        return await self._persistently(to, lambda link: link.pull(log, name, into, at_most))
 
     async def negatives(
         self, to: str, request: pb.NegativesRequest, within_s: float

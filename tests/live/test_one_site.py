@@ -26,7 +26,7 @@ from proto import control_pb2 as control
 from tests.benchmarks.answers.test_marked import ANSWERS
 from tests.daemon.learning.test_options import give_validation_pairs
 from tests.daemon.library.readers.pdf_files import HEIGHT, WIDTH, lines, made
-from tests.live.test_another_encoder import again
+from tests.live.models.test_another_encoder import again
 from tests.live.test_operations import fedctl, started
 from tests.support.federation import LiveFederation, LiveSite
 

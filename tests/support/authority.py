@@ -181,10 +181,12 @@ class Federation:
         disabled: Collection[str] = (),
         faulty_sites: int | None = None,
         retriever: str = "",
+        generator: str = "",
     ) -> FederationManifest:
         """The signed list of the sites, read back as a site reads it.
 
-        ``faulty_sites``: if not the federation's. ``retriever``: as `fedctl status` shows it.
+        ``faulty_sites``: if not the federation's. ``retriever`` and ``generator``: as
+        `fedctl status` shows them.
         """
         listed = tuple(
             ManifestSite(site, self.address(site), enabled=site not in disabled)
@@ -192,8 +194,8 @@ class Federation:
             if site not in without
         )
         faulty = self.faulty_sites if faulty_sites is None else faulty_sites
-        named = NamedModel.parse(retriever) if retriever else None
-        manifest = FederationManifest(self.federation_id, version, listed, faulty, named)
+        named = [NamedModel.parse(one) if one else None for one in (retriever, generator)]
+        manifest = FederationManifest(self.federation_id, version, listed, faulty, *named)
         return parse_signed(signed(manifest, self.authority), self.trust)
 
 

@@ -152,8 +152,13 @@ class LiveSite:
         asked = control.PrivacyRequest(noise_multiplier=noise_multiplier, rounds=rounds)
         return await self.stub.Privacy(asked, timeout=60)
 
-    async def rounds(self) -> list[control.Round]:
-        reply = await self.stub.Rounds(control.RoundsRequest(), timeout=60)
+    async def head_round(self, model: str = "") -> int:
+        """The last committed round of a model; "": of the retriever."""
+        status = await self.status()
+        return status.generator.head_round if model == "generator" else status.head_round
+
+    async def rounds(self, model: str = "") -> list[control.Round]:
+        reply = await self.stub.Rounds(control.RoundsRequest(model=model), timeout=60)
         return list(reply.rounds)
 
     async def ingest(self) -> control.IngestProgress:
@@ -187,7 +192,7 @@ class LiveFederation:
         self.settings: dict[str, dict[str, Any]] = {}  # beside what `launch` writes
         self.own: Mapping[str, dict[str, dict[str, Any]]] = {}  # by site, likewise
         self.version = 1  # of the manifest
-        self.retriever = ""  # that it names
+        self.retriever = self.generator = ""  # that it names
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -293,7 +298,9 @@ class LiveFederation:
     def _signed_manifest(self) -> bytes:
         from peers.wire.manifest import signed
 
-        manifest = self.federation.manifest(version=self.version, retriever=self.retriever)
+        manifest = self.federation.manifest(
+            version=self.version, retriever=self.retriever, generator=self.generator
+        )
         return signed(manifest, self.federation.authority)
 
     def reload_manifest(self) -> None:
@@ -319,30 +326,36 @@ class LiveFederation:
         await asyncio.gather(*(site.ingest() for site in self.sites.values()))
 
     async def train(
-        self, at: str, rounds: int, privacy: pb.PrivacyPlan | None = None, *, seed: int = 0
+        self,
+        at: str,
+        rounds: int,
+        privacy: pb.PrivacyPlan | None = None,
+        *,
+        seed: int = 0,
+        model: str = "",
     ) -> list[control.TrainingProgress]:
         """Ask one site for more rounds, watch until the run is over everywhere.
 
-        ``seed``: of what is drawn; 0: any.
+        ``seed``: of what is drawn; 0: any. ``model``: whose rounds; "": the retriever's.
         """
         site = self.sites[at]
         request = control.TrainRequest(
-            rounds=rounds, plan=pb.TrainingPlan(privacy=privacy, seed=seed)
+            rounds=rounds, plan=pb.TrainingPlan(privacy=privacy, seed=seed), model=model
         )
         reply = await site.stub.Train(request, timeout=60)
         seen = [
             progress
             async for progress in site.stub.WatchTraining(
-                control.WatchTrainingRequest(), timeout=600
+                control.WatchTrainingRequest(model=model), timeout=600
             )
         ]
-        await self.until_head(reply.run.target_round)
+        await self.until_head(reply.run.target_round, model=model)
         return seen
 
-    async def until_head(self, round_: int, within_s: float = 120.0) -> None:
+    async def until_head(self, round_: int, within_s: float = 120.0, *, model: str = "") -> None:
         async with asyncio.timeout(within_s):
             for site in self.sites.values():
-                while (await site.status()).head_round < round_:
+                while await site.head_round(model) < round_:
                     await asyncio.sleep(0.05)
 
 

@@ -14,6 +14,8 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -105,3 +107,28 @@ class Letters:
             eos_token="</s>",
             unk_token="<unk>",
         )
+
+
+def small_writer(folder: Path, *, seed: int = 0) -> Path:
+    """Write a random T5 (some ten thousand weights) that spells in letters; its folder."""
+    tokenizer = Letters().tokenizer
+    tokenizer.save_pretrained(folder)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(config)
+    model.save_pretrained(folder, safe_serialization=True)
+    return folder

@@ -18,7 +18,7 @@ import typer
 from daemon.fedctl.commands.evaluation.evaluate import judge
 from daemon.fedctl.commands.library import put_question
 from daemon.fedctl.commands.rounds import plain_round
-from daemon.fedctl.commands.train import TrainingView, start, watched
+from daemon.fedctl.commands.train import start, watched
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.opened import gateway_of, opened, show_open
 from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
@@ -26,6 +26,7 @@ from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, SiteCorpus, log_ta
 from daemon.fedctl.terminal.connection import connected, run
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, visible
+from daemon.fedctl.terminal.training_view import TrainingView
 from daemon.fedctl.transfer.sending import Ingested, send
 
 if TYPE_CHECKING:

@@ -45,8 +45,8 @@ def without_expiry() -> None:
 def without_sender() -> None:
     """A message is whoever's it says it is."""
 
-    def admit(self: Servicer, site: str, log_id: str, sender: str) -> Inbox:
-        del site, sender
+    def admit(self: Servicer, site: str, log_id: str, sender: str, *, own: bool = False) -> Inbox:
+        del site, sender, own
         return self.inboxes[log_id]
 
     Servicer._admit = admit  # type: ignore[method-assign]

@@ -24,9 +24,9 @@ import typer.main
 from rich.console import Console
 
 from daemon.fedctl.commands import train
-from daemon.fedctl.commands.train import TrainingView
 from daemon.fedctl.main import app
 from daemon.fedctl.terminal.output import Exit
+from daemon.fedctl.terminal.training_view import TrainingView
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
 from tests.support.canned_daemon import CannedDaemon, canned_daemon

@@ -23,12 +23,12 @@ from structlog.testing import capture_logs
 from config.loading import load
 from crypto.quantize import CryptoError
 from daemon.jobs.sums.sum_jobs import AttemptState
-from daemon.main import Daemon, _way
+from daemon.main import Daemon
 from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.progress import ProgressBoard
 from daemon.services.collection import Collection
 from daemon.state.audit import AuditLog
-from daemon.wiring import Workers
+from daemon.wiring import Workers, way_of
 from peers.attempts import effects as do
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import RULES
@@ -112,7 +112,7 @@ async def started(folder: Path, stack: AsyncExitStack) -> Driver:
         run_ended=lambda: None,
     )
     running = asyncio.create_task(
-        driver.run(_way(transport, audit, driver), attached, lambda: None, heartbeat_s=5.0)
+        driver.run(way_of(transport, audit, driver), attached, lambda: None, heartbeat_s=5.0)
     )
 
     async def end() -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from peers.link.transport import KeepInTouch
 from peers.wire.errors import PeerRefused
-from peers.wire.frames import FRAME_BYTES
+from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 from tests.support.lines import until
@@ -56,7 +56,7 @@ async def test_an_object_of_one_log_is_none_of_the_other(
 ) -> None:
     """Of the same kind, round and attempt, and both under way: neither takes the other's place."""
     alpha, beta, second = sites
-    ours, theirs = b"a" * (FRAME_BYTES + 1), b"b" * (FRAME_BYTES + 1)
+    ours, theirs = b"a" * (MIB + 1), b"b" * (MIB + 1)
     await alpha.transport.push("beta", UPDATE, ours)
     await alpha.transport.push("beta", UPDATE, theirs, log=LOG)
     files = [blob.path for inbox in (beta.inbox, second) for *_, blob in inbox.blobs]

@@ -64,7 +64,7 @@ def test_a_manifest_that_names_none_is_signed_as_it_always_was() -> None:
     "text", ["", "ab:2", f"{'0' * 64}:0", f"{'0' * 64}", f"{'A' * 64}:2", f"{'0' * 64}:9999999999"]
 )
 def test_what_is_no_name_of_an_encoder_is_refused(text: str) -> None:
-    with pytest.raises(ManifestError, match="names no model|is refused"):
+    with pytest.raises(ManifestError, match=r"names no model|is refused"):
         NamedModel.parse(text)
 
 

@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 
 topic = typer.Typer(name="manifest", help="The signed list of the federation's sites.")
 
+NamedRetriever = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIGEST:VALUES",
+        help="What rounds train, as `fedctl status` shows it. Default: the previous one's.",
+    ),
+]
+NamedGenerator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIGEST:VALUES:FIRST",
+        help="The language model that is trained together, as `fedctl status` shows it at a "
+        "site that has it; none: no more. Default: the previous one's.",
+    ),
+]
+
 
 def new_manifest(
     authority: Path,
@@ -199,21 +215,8 @@ def manifest_sign(
             "more than before; a lying coordinator can split the history.",
         ),
     ] = None,
-    retriever: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIGEST:VALUES",
-            help="What rounds train, as `fedctl status` shows it. Default: the previous one's.",
-        ),
-    ] = None,
-    generator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIGEST:VALUES:FIRST",
-            help="The language model that is trained together, as `fedctl status` shows it at a "
-            "site that has it; none: no more. Default: the previous one's.",
-        ),
-    ] = None,
+    retriever: NamedRetriever = None,
+    generator: NamedGenerator = None,
     first_round_to_come: Annotated[
         bool,
         typer.Option(

@@ -1,0 +1,151 @@
+"""Five live daemons train two models beside each other; one of them lacks the generator's base.
+
+Over TLS, with CKKS. One is killed in the midst of generator rounds and comes back, one joins when
+some are committed. What is committed is the same everywhere, in both logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from daemon.state.versions import is_sound
+from peers.wire.certificates import verify_chain
+from peers.wire.manifest import NamedModel, log_id
+from proto import control_pb2 as control
+from tests.support.federation import LiveFederation, LiveSite
+from tests.support.small_models import small_writer
+
+pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SITES = ["alder", "birch", "cedar", "dogwood", "elm"]
+WITNESS = "elm"  # has no base model
+GENERATOR = "generator"
+
+
+@asynccontextmanager
+async def federation(
+    root: Path, names: Sequence[str] = SITES, *, without: Sequence[str] = ()
+) -> AsyncIterator[LiveFederation]:
+    """One whose manifest names a generator, which all but the witness have."""
+    base = small_writer(root / "writer")
+    table = {"base_model": str(base), "min_triples": 4, "learning_rate": 1e-2}
+    own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
+    async with LiveFederation.start(
+        root, names, without=without, faulty_sites=1, own=own, min_participants=3
+    ) as live:
+        await live.ingest_all()
+        status = (await live.sites["alder"].status()).generator
+        assert "names no generator" in status.why_not
+        live.generator = status.own
+        live.reload_manifest()
+        for name in names:
+            await until_told(live.sites[name], "restart fedd")
+            await restarted(live, name)
+        await live.until_connected()
+        yield live
+
+
+async def until_told(site: LiveSite, why_not: str) -> None:
+    async with asyncio.timeout(60):
+        while why_not not in (await site.status()).generator.why_not:
+            await asyncio.sleep(0.05)
+
+
+async def restarted(live: LiveFederation, name: str, *, fault: str = "") -> LiveSite:
+    old = live.sites.get(name)
+    if old is not None and old.process.returncode is None:
+        await old.terminate()
+    site = await live.launch(name, fault=fault)
+    async with asyncio.timeout(90):
+        while True:
+            assert site.process.returncode is None, site.log
+            with suppress(grpc.aio.AioRpcError):  # not ready yet
+                await site.status()
+                return site
+            await asyncio.sleep(0.1)
+
+
+async def verified(live: LiveFederation, site: LiveSite, model: str) -> bytes:
+    """Every round of a model is what its manifests' quorums voted for; the newest version."""
+    manifests = {
+        version: live.federation.manifest(
+            version=version, generator=live.generator if version > 1 else ""
+        ).of_log(log_id(live.federation.federation_id, model))
+        for version in range(1, live.version + 1)
+    }
+    certificates = [one.certificate for one in await site.rounds(model)]
+    verify_chain(
+        certificates,
+        live.federation.trust,
+        manifests.get,
+        certificates[0].body.parent_digest,
+        first_round=1,
+    )
+    return certificates[-1].body.model_digest
+
+
+async def all_agree(live: LiveFederation, model: str) -> bytes:
+    heads = {name: await verified(live, site, model) for name, site in live.sites.items()}
+    assert len(set(heads.values())) == 1, heads
+    return heads["alder"]
+
+
+def versions_of(site: LiveSite) -> Path:
+    return site.folder / "state" / GENERATOR / "versions"
+
+
+async def test_two_models_are_trained_beside_each_other(tmp_path: Path) -> None:
+    async with federation(tmp_path) as live:
+        named = NamedModel.parse(live.generator)
+        await asyncio.gather(live.train("alder", 2), live.train("birch", 2, model=GENERATOR))
+        retriever, generator = [await all_agree(live, model) for model in ("", GENERATOR)]
+        assert retriever != generator
+        (first, _) = await live.sites["alder"].rounds(GENERATOR)
+        body = first.certificate.body
+        assert body.parent_digest == named.first
+        assert list(body.contributors) == [name for name in SITES if name != WITNESS]
+        # Who lacks the base model has the version all the same, and says what it lacks.
+        witness = live.sites[WITNESS]
+        assert is_sound(versions_of(witness), generator, named.digest)
+        assert "generator.base_model" in (await witness.status()).generator.why_not
+        losses = [one.report.mean_loss for one in await live.sites["alder"].rounds(GENERATOR)]
+        assert losses[1] < losses[0], "it learns to answer"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "train:before=kill",
+        pytest.param("hideupdate:after=kill", marks=pytest.mark.endurance),
+        pytest.param("applysum:before=kill", marks=pytest.mark.endurance),
+        pytest.param("applysum:after=kill", marks=pytest.mark.endurance),
+        "send.vote:before=kill",
+        pytest.param("adopt:before=kill", marks=pytest.mark.endurance),
+    ],
+)
+async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
+    tmp_path: Path, fault: str
+) -> None:
+    present = [name for name in SITES if name != "dogwood"]
+    async with federation(tmp_path, present, without=["dogwood"]) as live:
+        await restarted(live, "cedar", fault=fault)
+        await live.until_connected()
+        asked = control.TrainRequest(rounds=2, model=GENERATOR)
+        await live.sites["alder"].stub.Train(asked, timeout=30)
+        assert await live.sites["cedar"].process.wait() == -9, live.sites["cedar"].log
+        await restarted(live, "cedar")
+        await live.until_head(2, 300, model=GENERATOR)
+        late = await restarted(live, "dogwood")
+        await late.ingest()
+        await live.until_head(2, model=GENERATOR)
+        await all_agree(live, GENERATOR)
+        await live.train("dogwood", 1, model=GENERATOR)
+        await all_agree(live, GENERATOR)
+        last = (await late.rounds(GENERATOR))[-1]
+        assert "dogwood" in last.certificate.body.contributors
