@@ -137,7 +137,7 @@ def test_what_is_kept_comes_back(
         lambda text: text.replace('["d"]', "[7]"),
         lambda text: text.replace('["d"]', "[]"),
         lambda text: text.replace('"query"', '"question"'),
-        lambda text: text.replace("hanse-made-pairs-1", "hanse-made-pairs-9"),
+        lambda text: text.replace("hanse-made-pairs-2", "hanse-made-pairs-9"),
         lambda text: "[" * 100_000 + text,
         lambda text: "7\n" + text,
     ],

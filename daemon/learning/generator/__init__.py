@@ -1,0 +1,1 @@
+"""The generator: what a site's language model learns from, and how."""
