@@ -6,8 +6,6 @@ The daemon's main process names them and never runs them, as those of the other 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -247,17 +245,19 @@ def keep_answers(
 def triples_of(spec: RetrieverSpec, library: Library) -> list[Triple]:
     """What this site's generator learns from; see `daemon.pairs.triples`.
 
-    What is distilled is picked with the encoder as it came, so that no round changes it, and is
+    What is distilled is picked with the encoder as it came, so that no round changes it; all is
     remembered while this worker lives. ``library``: open for writing, for it keeps features.
     Raises PairError, LibraryError, EncoderError.
     """
     from daemon.answering.citations import support_of
     from daemon.pairs.triples import questions_to_learn, triples
 
-    distilling = _Distilling(spec, library)
-    made = triples(questions_to_learn(spec, library), support=support_of, distil=distilling)
-    distilling.forget_others()
-    return made
+    return triples(
+        questions_to_learn(spec, library),
+        _known_triples(spec),
+        support=support_of,
+        distil=_Distilling(spec, library).picked,
+    )
 
 
 def overview(
@@ -349,37 +349,20 @@ class _Distilling:
 
     def __init__(self, spec: RetrieverSpec, library: Library) -> None:
         self._spec, self._library = spec, library
-        self._known = _distilled(spec)
-        self._asked: set[bytes] = set()
 
-    def __call__(self, question: str, passages: Sequence[Passage]) -> tuple[str, Sequence[Passage]]:
+    def picked(self, question: str, passages: Sequence[Passage]) -> tuple[str, list[Passage]]:
         """See `daemon.pairs.triples.Distil`."""
-        texts = [question, *(passage.embedding_text for passage in passages)]
-        key = hashlib.sha256(json.dumps(texts).encode()).digest()
-        self._asked.add(key)
-        if key not in self._known:
-            self._known[key] = self._picked(question, passages)
-        answer, rows = self._known[key]
-        return answer, [passages[row] for row in rows]
-
-    def forget_others(self) -> None:
-        """Of what was not asked for this time nothing stays: its document may be gone."""
-        for key in self._known.keys() - self._asked:
-            del self._known[key]
-
-    def _picked(self, question: str, passages: Sequence[Passage]) -> tuple[str, tuple[int, ...]]:
         from daemon.evaluation.answers import without_marks
         from daemon.pairs.triples import PASSAGES
 
         embed, generator = self._ready
         cosines = self._vectors(passages) @ embed(question)
-        rows = np.argsort(-cosines, kind="stable")[:PASSAGES].tolist()
-        given = generator.generate(
-            question, [Ranked(passages[row], float(cosines[row])) for row in rows]
-        )
+        nearest = np.argsort(-cosines, kind="stable")[:PASSAGES].tolist()
+        ranked = [Ranked(passages[row], float(cosines[row])) for row in nearest]
+        given = generator.generate(question, ranked)
         numbers = [citation.number for citation in given.citations]
         answer = " ".join(without_marks(given.text, numbers).split()) if numbers else ""
-        return answer, tuple(rows)
+        return answer, [one.passage for one in ranked]
 
     @functools.cached_property
     def _ready(self) -> tuple[QuestionEmbedder, ExtractiveGenerator]:
@@ -414,8 +397,8 @@ class _Distilling:
 
 
 @functools.lru_cache(maxsize=1)
-def _distilled(spec: RetrieverSpec) -> dict[bytes, tuple[str, tuple[int, ...]]]:
-    """What was distilled before, with this encoder: an answer, and of which passages."""
+def _known_triples(spec: RetrieverSpec) -> dict[bytes, Triple | None]:
+    """What came of questions in this worker, with this encoder; see `triples`."""
     del spec
     return {}
 

@@ -12,6 +12,7 @@ is not learned from, for it may be that document's. Nothing leaves the site.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,24 +93,51 @@ def counts_of(questions: Sequence[Asked]) -> TripleCounts:
     return TripleCounts(supplied, made, len(questions) - supplied - made)
 
 
-def triples(questions: Sequence[Asked], *, support: Support, distil: Distil) -> list[Triple]:
-    """A triple of each question, but of those to which nothing is distilled."""
-    return [triple for one in questions if (triple := _triple(one, support, distil)) is not None]
+def triples(
+    questions: Sequence[Asked],
+    known: dict[bytes, Triple | None],
+    *,
+    support: Support,
+    distil: Distil,
+) -> list[Triple]:
+    """A triple of each question, but of those to which nothing is distilled.
+
+    ``known``: what came of earlier questions, so that each round need not look again. Of those
+    that are not asked any more nothing stays there: their document may be gone.
+    """
+    asked = {hashlib.sha256(repr(one).encode(errors="replace")).digest(): one for one in questions}
+    for key in known.keys() - asked.keys():
+        del known[key]
+    for key, one in asked.items():
+        if key not in known:
+            known[key] = _triple(one, support, distil)
+    return [triple for key in asked if (triple := known[key]) is not None]
 
 
 def _triple(asked: Asked, support: Support, distil: Distil) -> Triple | None:
     if asked.answers:
-        # Of several right answers the one that the passages say best.
-        scores = [[support(answer, one) for one in asked.passages] for answer in asked.answers]
-        best = max(range(len(scores)), key=lambda n: max(scores[n]))
-        order = sorted(range(len(asked.passages)), key=lambda n: -scores[best][n])[:PASSAGES]
-        ranked = [asked.passages[n] for n in order if n == order[0] or scores[best][n] > 0]
-        return Triple(asked.question, _texts(ranked), asked.answers[best], "supplied")
+        answer, ranked = _best_supported(asked, support)
+        return Triple(asked.question, _texts(ranked), answer, "supplied")
     if asked.made:
         first = next(n for n, answer in enumerate(asked.made) if answer)
         return Triple(asked.question, _texts([asked.passages[first]]), asked.made[first], "made")
     answer, looked_at = distil(asked.question, asked.passages)
     return Triple(asked.question, _texts(looked_at), answer, "distilled") if answer else None
+
+
+def _best_supported(asked: Asked, support: Support) -> tuple[str, list[Passage]]:
+    """Of several right answers the one that a passage says best, and who supports it, best first.
+
+    One passage at least: what people say is right counts, in whatever words.
+    """
+    answers, passages = asked.answers, asked.passages
+    if len(answers) == len(passages) == 1:
+        return answers[0], [*passages]
+    scores = [[support(answer, one) for one in passages] for answer in answers]
+    best = max(range(len(scores)), key=lambda n: max(scores[n]))
+    first, *others = sorted(range(len(passages)), key=lambda n: -scores[best][n])[:PASSAGES]
+    rows = [first, *(n for n in others if scores[best][n] > 0)]
+    return answers[best], [passages[n] for n in rows]
 
 
 def _of_supplied(pair: Pair, of_document: dict[str, list[Passage]]) -> Asked:

@@ -187,7 +187,7 @@ def test_no_passage_left_out_supports_the_answer_better(scores: list[list[float]
         return scores[answers.index(answer)][passage.rowid]
 
     (triple,) = triples(
-        [Asked("q", passages, answers)], support=support, distil=lambda _q, _p: ("", ())
+        [Asked("q", passages, answers)], {}, support=support, distil=lambda _q, _p: ("", ())
     )
     own = scores[answers.index(triple.answer)]
     taken = [own[int(text.split()[1])] for text in triple.passages]
@@ -288,6 +288,25 @@ def test_what_is_distilled_stands_in_its_passages(site: Site) -> None:
             any(s in text and supported_text(s, stands[text]) for text in one.passages)
             for s in sentences
         )
+
+
+def test_what_is_known_is_not_looked_at_again_and_forgotten_when_gone() -> None:
+    asked = [Asked(f"q{n}", (Passage(n, "p", "d", "", f"text {n}"),)) for n in range(3)]
+    known: dict[bytes, Triple | None] = {}
+    looked: list[str] = []
+
+    def distil(question: str, passages: Sequence[Passage]) -> tuple[str, Sequence[Passage]]:
+        looked.append(question)
+        return ("" if question == "q1" else f"of {question}"), passages
+
+    first = triples(asked, known, support=support_of, distil=distil)
+    assert [one.answer for one in first] == ["of q0", "of q2"]
+    assert triples(asked, known, support=support_of, distil=distil) == first
+    assert (sorted(looked), len(known)) == (["q0", "q1", "q2"], 3), "each once"
+    changed = replace(asked[2], passages=(replace(asked[2].passages[0], text="another"),))
+    (one,) = triples([changed], known, support=support_of, distil=distil)
+    assert (one.passages, looked[3:], len(known)) == (("another",), ["q2"], 1)
+    assert "text 2" not in repr(known)
 
 
 # ---- what is never in it -----------------------------------------------------------------------
