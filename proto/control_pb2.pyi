@@ -3541,6 +3541,7 @@ class BuildPairsRequest(_message.Message):
     A_PASSAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """cloze, titles, keywords or written"""
     a_passage: _builtins.int
@@ -3549,6 +3550,8 @@ class BuildPairsRequest(_message.Message):
     """of the choice of sentences"""
     top_k: _builtins.int
     """written: a query is kept if its passage is among so many; 0: 10"""
+    answers: _builtins.bool
+    """written: the model answers what it asked, for a generator to learn from"""
     def __init__(
         self,
         *,
@@ -3556,10 +3559,11 @@ class BuildPairsRequest(_message.Message):
         a_passage: _builtins.int = ...,
         seed: _builtins.int = ...,
         top_k: _builtins.int = ...,
+        answers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_passage", b"a_passage", "kind", b"kind", "seed", b"seed", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_passage", b"a_passage", "answers", b"answers", "kind", b"kind", "seed", b"seed", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3578,10 +3582,12 @@ class BuildPairsProgress(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     LEARN_FROM_FIELD_NUMBER: _builtins.int
     TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    UNSUPPORTED_FIELD_NUMBER: _builtins.int
     done: _builtins.int
-    """passages that are done"""
+    """passages that are done; then questions that are answered"""
     total: _builtins.int
-    """passages that may be learned from; 0: not known yet"""
+    """passages that may be learned from, then questions; 0: not known yet"""
     finished: _builtins.bool
     """the pairs are kept; the fields below are set"""
     made: _builtins.int
@@ -3596,6 +3602,10 @@ class BuildPairsProgress(_message.Message):
     """as configured: supplied, supplied+made or made"""
     training_pairs: _builtins.int
     """that this site would train on now"""
+    answered: _builtins.int
+    """written: pairs with an answer"""
+    unsupported: _builtins.int
+    """written: answers that their passage does not support, or that were not given"""
     def __init__(
         self,
         *,
@@ -3608,10 +3618,12 @@ class BuildPairsProgress(_message.Message):
         seconds: _builtins.float = ...,
         learn_from: _builtins.str = ...,
         training_pairs: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        unsupported: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "finished", b"finished", "learn_from", b"learn_from", "lost", b"lost", "made", b"made", "repeated", b"repeated", "seconds", b"seconds", "total", b"total", "training_pairs", b"training_pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "done", b"done", "finished", b"finished", "learn_from", b"learn_from", "lost", b"lost", "made", b"made", "repeated", b"repeated", "seconds", b"seconds", "total", b"total", "training_pairs", b"training_pairs", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3651,6 +3663,7 @@ class MadePairsReply(_message.Message):
     SUPPLIED_FIELD_NUMBER: _builtins.int
     TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
     PROPOSALS_FIELD_NUMBER: _builtins.int
+    TRIPLES_FIELD_NUMBER: _builtins.int
     learn_from: _builtins.str
     """as configured: supplied, supplied+made or made"""
     supplied: _builtins.int
@@ -3667,6 +3680,10 @@ class MadePairsReply(_message.Message):
     def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadePair]:
         """as asked for, evenly spread over each kind"""
 
+    @_builtins.property
+    def triples(self) -> Global___TripleCounts:
+        """what a generator would learn from now"""
+
     def __init__(
         self,
         *,
@@ -3676,14 +3693,45 @@ class MadePairsReply(_message.Message):
         supplied: _builtins.int = ...,
         training_pairs: _builtins.int = ...,
         proposals: _builtins.int = ...,
+        triples: Global___TripleCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["triples", b"triples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "proposals", b"proposals", "supplied", b"supplied", "training_pairs", b"training_pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "proposals", b"proposals", "supplied", b"supplied", "training_pairs", b"training_pairs", "triples", b"triples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MadePairsReply: _TypeAlias = MadePairsReply  # noqa: Y015
+
+@_typing.final
+class TripleCounts(_message.Message):
+    """Questions, by who answers them; one counts once, by the first that does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPPLIED_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    TO_DISTIL_FIELD_NUMBER: _builtins.int
+    supplied: _builtins.int
+    """the pairs that were ingested"""
+    made: _builtins.int
+    """this site's language model, and the passage supports it"""
+    to_distil: _builtins.int
+    """nobody: sentences of the passages are picked, where any suits"""
+    def __init__(
+        self,
+        *,
+        supplied: _builtins.int = ...,
+        made: _builtins.int = ...,
+        to_distil: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made", b"made", "supplied", b"supplied", "to_distil", b"to_distil"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TripleCounts: _TypeAlias = TripleCounts  # noqa: Y015
 
 @_typing.final
 class MadeKind(_message.Message):
@@ -3692,22 +3740,26 @@ class MadeKind(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     USABLE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """cloze, titles, keywords or written"""
     pairs: _builtins.int
     """that are kept"""
     usable: _builtins.int
     """of those: their documents are here and of split train"""
+    answered: _builtins.int
+    """of those: with an answer"""
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         pairs: _builtins.int = ...,
         usable: _builtins.int = ...,
+        answered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pairs", b"pairs", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "kind", b"kind", "pairs", b"pairs", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3721,6 +3773,7 @@ class MadePair(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     DOCUMENTS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """as in MadeKind"""
     query: _builtins.str
@@ -3733,6 +3786,10 @@ class MadePair(_message.Message):
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the documents of those texts"""
 
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """to each text; "": none; without any: nobody was asked"""
+
     def __init__(
         self,
         *,
@@ -3740,10 +3797,11 @@ class MadePair(_message.Message):
         query: _builtins.str = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         documents: _abc.Iterable[_builtins.str] | None = ...,
+        answers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "kind", b"kind", "query", b"query", "texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "documents", b"documents", "kind", b"kind", "query", b"query", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

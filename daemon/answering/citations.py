@@ -24,6 +24,7 @@ from daemon.answering.generator import Citation, cite
 from daemon.answering.statements.plain_text import LONGEST, plain
 from daemon.answering.statements.quantities import figures_of
 from daemon.answering.statements.support import Source, Wording, supported
+from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
 
@@ -157,6 +158,24 @@ def statements(text: str, language: str = "") -> list[Statement]:
             if (statement := _statement(sentence)) is not None:
                 found.append(statement)
     return found[:_MOST]
+
+
+def supported_text(text: str, passage: Passage) -> str:
+    """The statements of a text, without marks, where a passage alone says each; else ""."""
+    said, source = statements(text, passage.language), Source(passage)
+    sound = all(plain(one.text) == one.text and supported(one.text, [source]) for one in said)
+    return " ".join(one.text for one in said) if sound else ""
+
+
+def support_of(text: str, passage: Passage) -> float:
+    """How well a passage supports a text: how many of its statements, and then its words.
+
+    The number of statements that it says, with the share of the text's content words that stand
+    in it as what decides between equals: 0 where none of them does.
+    """
+    source, wanted = Source(passage), Wording.of(text).stems
+    said = sum(supported(one.text, [source]) for one in statements(text, passage.language))
+    return said + len(wanted & source.wording.stems) / (1 + len(wanted))
 
 
 def _statement(sentence: str) -> Statement | None:

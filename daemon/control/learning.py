@@ -108,6 +108,7 @@ class LearningCalls(Calls):
             a_passage=request.a_passage or written,
             seed=request.seed,
             top_k=request.top_k or PairPlan.top_k,
+            answers=request.answers,
         )
         async with self._audited(context, "build-pairs", kind=request.kind) as recorded:
             steps = self._pairs.build(plan)
@@ -137,6 +138,8 @@ class LearningCalls(Calls):
             seconds=step.seconds,
             learn_from=self._pairs.learn_from,
             training_pairs=now.training,
+            answered=step.answered,
+            unsupported=step.unsupported,
         )
 
     async def MadePairs(
@@ -165,12 +168,18 @@ class LearningCalls(Calls):
         overview = await self._answered(context, self._pairs.overview(how, examples))
         return control.MadePairsReply(
             kinds=[
-                control.MadeKind(kind=_KINDS[kind], pairs=pairs, usable=usable)
-                for kind, (pairs, usable) in overview.kinds.items()
+                control.MadeKind(
+                    kind=_KINDS[kind], pairs=one.pairs, usable=one.usable, answered=one.answered
+                )
+                for kind, one in overview.kinds.items()
             ],
             examples=[
                 control.MadePair(
-                    kind=_KINDS[one.how], query=one.query, texts=one.texts, documents=one.documents
+                    kind=_KINDS[one.how],
+                    query=one.query,
+                    texts=one.texts,
+                    documents=one.documents,
+                    answers=one.answers,
                 )
                 for one in overview.examples
             ],
@@ -178,6 +187,11 @@ class LearningCalls(Calls):
             supplied=overview.supplied,
             training_pairs=overview.training,
             proposals=len(await self._answered(context, self._pairs.proposed())),
+            triples=control.TripleCounts(
+                supplied=overview.triples.supplied,
+                made=overview.triples.made,
+                to_distil=overview.triples.to_distil,
+            ),
         )
 
     async def ListProposals(

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 How = Literal["inverse-cloze", "title", "keywords", "llm"]
 
-_FORMAT = "hanse-made-pairs-1"
+_FORMAT = "hanse-made-pairs-2"
+_WITHOUT_ANSWERS = "hanse-made-pairs-1"  # which earlier daemons wrote
 _MAX_LINE = 4 << 20
-_KEYS = {"query": str, "texts": list, "documents": list, "how": str}
+_KEYS = {"query": str, "texts": list, "documents": list, "how": str, "answers": list}
 
 
 class PairError(LearningError):
@@ -35,13 +36,29 @@ class Made:
     """A query and the texts that answer it, ``texts[i]`` out of ``documents[i]``.
 
     ``texts`` are as the encoder is to read them, which need not be a passage of
-    the library: inverse cloze leaves the asking sentence out.
+    the library: inverse cloze leaves the asking sentence out. ``answers[i]``: what a
+    language model answers out of ``texts[i]``, "" for nothing that it supports; without
+    any of them there are none.
     """
 
     query: str
     texts: tuple[str, ...]
     documents: tuple[str, ...]
     how: How
+    answers: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> list[tuple[str, str, str]]:
+        """(text, document, answer) of each text; the answer may be ""."""
+        answers = self.answers or ("",) * len(self.texts)
+        return list(zip(self.texts, self.documents, answers, strict=True))
+
+    def of(self, sources: Iterable[tuple[str, str, str]]) -> Made:
+        """The same query with these `sources`, of which there is one at least."""
+        texts, documents, answers = zip(*sources, strict=True)
+        return replace(
+            self, texts=texts, documents=documents, answers=answers if any(answers) else ()
+        )
 
 
 def merged(made: Iterable[Made]) -> list[Made]:
@@ -55,10 +72,11 @@ def merged(made: Iterable[Made]) -> list[Made]:
         if key not in by_query:
             by_query[key] = replace(pair, query=" ".join(pair.query.split()))
             continue
-        known = dict(zip(by_query[key].texts, by_query[key].documents, strict=True))
-        for text, document in zip(pair.texts, pair.documents, strict=True):
-            known.setdefault(text, document)
-        by_query[key] = replace(by_query[key], texts=tuple(known), documents=tuple(known.values()))
+        known = {source[0]: source for source in by_query[key].sources}
+        for text, document, answer in pair.sources:
+            if text not in known or (answer and not known[text][2]):
+                known[text] = (text, known.get(text, (text, document))[1], answer)
+        by_query[key] = by_query[key].of(known.values())
     return list(by_query.values())
 
 
@@ -68,7 +86,7 @@ def write(path: Path, made: Sequence[Made]) -> None:
     with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"format": _FORMAT, "pairs": len(made)}) + "\n")
         for pair in made:
-            row = [pair.query, list(pair.texts), list(pair.documents), pair.how]
+            row = [pair.query, [*pair.texts], [*pair.documents], pair.how, [*pair.answers]]
             file.write(json.dumps(dict(zip(_KEYS, row, strict=True))) + "\n")
 
 
@@ -79,8 +97,10 @@ def read(path: Path) -> list[Made]:
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline(_MAX_LINE))
-            made = [_made(line) for line in iter(lambda: file.readline(_MAX_LINE), b"")]
-        sound = isinstance(head, dict) and head == {"format": _FORMAT, "pairs": len(made)}
+            kind = head.get("format") if isinstance(head, dict) else None
+            keys = _KEYS.keys() - ({"answers"} if kind == _WITHOUT_ANSWERS else set())
+            made = [_made(line, keys) for line in iter(lambda: file.readline(_MAX_LINE), b"")]
+        sound = kind in (_FORMAT, _WITHOUT_ANSWERS) and head == {"format": kind, "pairs": len(made)}
     except (OSError, ValueError, RecursionError) as error:
         raise PairError(
             f"cannot read the made pairs in {path}: {error}; drop them (fedctl pairs drop --all) "
@@ -102,10 +122,8 @@ def learnable(made: Iterable[Made], documents: Set[str]) -> list[Made]:
     """
     left: list[Made] = []
     for pair in made:
-        rows = [n for n, document in enumerate(pair.documents) if document in documents]
-        if rows:
-            texts, sources = ([values[n] for n in rows] for values in (pair.texts, pair.documents))
-            left.append(replace(pair, texts=tuple(texts), documents=tuple(sources)))
+        if sources := [source for source in pair.sources if source[1] in documents]:
+            left.append(pair.of(sources))
     return left
 
 
@@ -162,15 +180,18 @@ def _joined(texts: Texts, more: Sequence[str], features: Float32 | None) -> Text
     return Texts(both, np.concatenate([texts.features, features]), texts.side)
 
 
-def _made(line: bytes) -> Made:
+def _made(line: bytes, keys: Set[str]) -> Made:
     row = json.loads(line)
-    if not isinstance(row, dict) or set(row) != set(_KEYS):
+    if not isinstance(row, dict) or row.keys() != keys:
         raise ValueError("a line without the keys of a made pair")
+    row = {"answers": [], **row}
     if not all(isinstance(row[key], kind) for key, kind in _KEYS.items()):
         raise ValueError("a made pair with a value of another type")
-    texts, documents = tuple(row["texts"]), tuple(row["documents"])
-    if not all(isinstance(value, str) for value in (*texts, *documents)):
+    texts, documents, answers = (tuple(row[key]) for key in ("texts", "documents", "answers"))
+    if not all(isinstance(value, str) for value in (*texts, *documents, *answers)):
         raise ValueError("a made pair with a text of another type")
     if not texts or len(texts) != len(documents) or row["how"] not in get_args(How):
         raise ValueError("a made pair that names no document for a text")
-    return Made(row["query"], texts, documents, row["how"])
+    if answers and len(answers) != len(texts):
+        raise ValueError("a made pair with answers to other texts than it has")
+    return Made(row["query"], texts, documents, row["how"], answers)

@@ -1,8 +1,9 @@
-"""Queries that a language model writes: what it is asked, and what is made of its replies.
+"""Queries that a language model writes, and their answers: what it is asked, and what it replies.
 
 A passage is a stranger's text and a reply is whatever the model makes of it, so a
 reply is only ever read as lines of text, each a query or nothing; whether a query
-is one is then tried (`round_trip`).
+is one is then tried (`round_trip`). An answer is read as text; whether its passage
+says so is for who keeps it to check.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from string import Template
 from typing import Protocol
 
 from daemon.library.contents import Passage
+from daemon.library.readers.documents import MAX_ANSWER_BYTES
 from daemon.pairs.made import Made, PairError, usable
 
 # Two of different intent for a passage, as pFedRAG (appendix C) has them written.
@@ -36,6 +38,19 @@ Passage: $text
 Questions:
 """
 )
+_ANSWER_FRAME = Template(
+    """Answer the question from the passage below and from nothing else, in one to three whole
+sentences, with its words and figures. Where it does not answer it, write "$says_no". Write
+nothing else.
+
+Title: $title
+Passage: $text
+
+Question: $question
+Answer:
+"""
+)
+_SAYS_NO = "Not answered"
 _WHO = {
     "general": "The people who ask know the subject a little.",
     "medical": (
@@ -100,3 +115,21 @@ def queries_of(reply: str, count: int = QUERIES) -> list[str]:
         if len(text.split()) >= _SHORTEST_WORDS and len(text) <= _LONGEST and usable(text):
             queries.setdefault(text)
     return list(queries)[:count]
+
+
+def answer_prompt(passage: Passage, question: str) -> str:
+    """What a writer is asked to have a question answered by its passage."""
+    return _ANSWER_FRAME.substitute(
+        says_no=_SAYS_NO,
+        title=passage.title or "(none)",
+        text=" ".join(passage.text.split()),
+        question=" ".join(question.split()),
+    )
+
+
+def answer_of(reply: str) -> str:
+    """The answer in a reply, on one line; "" where the passage gives none, or it is too long."""
+    text = " ".join(reply.split())
+    said = text.strip(_AROUND).removesuffix(".").casefold()
+    too_long = len(text.encode(errors="replace")) > MAX_ANSWER_BYTES
+    return "" if too_long or said == _SAYS_NO.casefold() else text

@@ -92,6 +92,8 @@ class PairMaker:
         async with self._one_at_a_time:
             plan = replace(plan, model=self._writer.model, domain=self._writer.domain)
             replies = None
+            if plan.answers and plan.how != "llm":
+                raise LearningError("only written questions are answered: choose --how written")
             if plan.how == "llm":
                 if not plan.model:
                     raise LearningError(
@@ -99,7 +101,7 @@ class PairMaker:
                         "choose --how cloze, titles or keywords"
                     )
                 replies = self._replies
-                async for step in self._write(plan):
+                async for step in self._write(pairs.write_queries, plan=plan):
                     yield step
             # What the version in use makes of texts decides whether a question finds its passage.
             digest = self._collection.readable_digest
@@ -122,19 +124,30 @@ class PairMaker:
 
             async for step in _reported(build):
                 yield step
+            if plan.answers:
+                async for step in self._write(pairs.write_answers, self._path, plan=plan):
+                    yield step
+                where = (self._spec, self._collection.library_path, self._path, plan)
+                answered, dropped = await self._learning.run(
+                    pairs.keep_answers, *where, replies_path=replies
+                )
+                counts[0] = replace(counts[0], answered=answered, unsupported=dropped)
             await self._collection.recount()
             yield counts[0]
 
-    async def _write(self, plan: PairPlan) -> AsyncIterator[PairProgress]:
+    async def _write(
+        self, job: Callable[..., PairProgress], *where: Path, plan: PairPlan
+    ) -> AsyncIterator[PairProgress]:
         so_far = PairProgress(0, 1)
 
         async def write(listener: Callable[[object], None]) -> None:
             nonlocal so_far
             so_far = await self._learning.run_reporting(
                 listener,
-                pairs.write_queries,
+                job,
                 self._spec,
                 self._collection.library_path,
+                *where,
                 self._replies,
                 plan,
                 _SLICE_S,

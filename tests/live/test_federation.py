@@ -27,13 +27,15 @@ from crypto.ckks.parameters import choose_parameters
 from crypto.ckks.sum_proof import size_of_tags
 from crypto.ckks.sums import RoundKey
 from crypto.quantize import CryptoError
+from daemon.pairs import made
+from daemon.pairs.made import Made
 from daemon.state.versions import ShapeManifest
 from peers.wire.manifest import signed
 from peers.wire.vectors import read_encrypted
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.live.tapped_fedd import read_tape
-from tests.support.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.federation import Corpus, LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.federation,
@@ -76,14 +78,32 @@ async def _trained(root: Path) -> AsyncIterator[Trained]:
         rounds={"phase_deadline_s": 600.0, "train_deadline_s": 600.0, "heartbeat_s": 0.5},
         local_epochs=100,
         max_local_epochs=100,
+        tables={"pairs": {"learn_from": "supplied+made"}},
     ) as live:
         await live.ingest_all()
+        for site in live.sites.values():
+            made.write(site.folder / "state" / "made_pairs.jsonl", _made_at(site.corpus))
         updates: list[np.ndarray] = []
         keys: dict[str, bool] = {}
         watching = asyncio.create_task(_watch(live, updates, keys))
         progress = await live.train("birch", rounds=2)
         watching.cancel()
         yield Trained(live, progress, updates, keys)
+
+
+def _made_at(corpus: Corpus) -> list[Made]:
+    """What its own language model has asked and answered of each document, in words of its own."""
+    return [
+        Made(
+            f"whose {n} hands at {corpus.site} mend it?",
+            (f"{document.title}\n{document.text}",),
+            (document.id,),
+            "llm",
+            (f"Mended by {n} hands of {corpus.site[::-1]}, says the model.",),
+        )
+        for n, document in enumerate(corpus.documents)
+        if document.split == "train"
+    ]
 
 
 async def _watch(live: LiveFederation, updates: list[np.ndarray], keys: dict[str, bool]) -> None:
@@ -228,7 +248,10 @@ async def test_no_text_of_a_document_or_question_crosses(trained: Trained) -> No
     assert len(crossed) > 100
     everything = b"\0".join(crossed).lower()
     for site in trained.live.sites.values():
-        for text in site.corpus.texts():
+        counts = await site.stub.MadePairs(control.MadePairsRequest(), timeout=60)
+        assert (counts.training_pairs, counts.triples.supplied, counts.triples.made) == (24, 12, 12)
+        ours = [text for one in _made_at(site.corpus) for text in (one.query, *one.answers)]
+        for text in [*site.corpus.texts(), *ours]:
             needle = text.strip(". ").lower().encode()
             assert needle not in everything
             # Nor in pieces: any three words in a row.

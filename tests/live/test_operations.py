@@ -302,7 +302,9 @@ async def test_a_build_that_ctrl_c_ended_loses_nothing_that_was_written(
     assert len(prompts) == len(set(prompts)) == built["total"], "each passage once"
     code, out, _ = await fedctl(site, "pairs", "show", "--examples", "2", "--json")
     shown = json.loads(out)
-    assert shown["kinds"] == [{"kind": "written", "pairs": built["made"], "usable": built["made"]}]
+    assert shown["kinds"] == [
+        {"kind": "written", "pairs": built["made"], "usable": built["made"], "answered": 0}
+    ]
     assert all(d.startswith("elm/") for e in shown["examples"] for d in e["documents"])
     assert (await fedctl(site, "pairs", "drop", "--all"))[0] == 0
 

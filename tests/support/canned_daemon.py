@@ -451,12 +451,23 @@ class CannedDaemon(ControlServicer):
         told = control.MadePair(
             kind="cloze", query="Why [bold]leak?\x1b[31m", texts=["Locks\nleak."], documents=["d1"]
         )
+        answered = control.MadePair(
+            kind="written",
+            query="What leaks?",
+            texts=["Locks leak.", "Lochs leak."],
+            documents=["d1", "d2"],
+            answers=["", "Lochs\x1b[31m do."],
+        )
         return control.MadePairsReply(
-            kinds=[control.MadeKind(kind="cloze", pairs=60, usable=58)],
-            examples=[told] if request.examples else [],
+            kinds=[
+                control.MadeKind(kind="cloze", pairs=60, usable=58),
+                control.MadeKind(kind="written", pairs=5, usable=4, answered=3),
+            ],
+            examples=[told, answered] if request.examples else [],
             learn_from="supplied+made",
             supplied=12,
             training_pairs=self.training_pairs,
+            triples=control.TripleCounts(supplied=7, made=3, to_distil=2),
         )
 
     def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:

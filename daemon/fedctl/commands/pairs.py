@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         DecideProposalsReply,
         MadePairsReply,
         Proposal,
+        TripleCounts,
     )
 
 Kind = Literal["cloze", "titles", "keywords", "written"]
@@ -115,13 +116,21 @@ def pairs_build(
             help="Written: keep queries that find their passage so far.",
         ),
     ] = 10,
+    answers: Annotated[
+        bool,
+        typer.Option(
+            "--answers",
+            help="Written: have the model answer its questions, too, for a generator to learn "
+            "from; an answer that its passage does not support is left out.",
+        ),
+    ] = False,
 ) -> None:
     """Make pairs of one kind of the documents that may be learned from.
 
     They replace those of this kind that there were; other kinds stay. Ctrl-C ends it, and what
     a language model has written by then is kept: the next build goes on from there.
     """
-    last = run(_build(session, how, a_passage, seed, top_k))
+    last = run(_build(session, how, a_passage, seed, top_k, answers=answers))
     if last is None:
         raise CommandError("the daemon stopped before the pairs were made", "Try again")
     plain = as_plain(last)
@@ -302,7 +311,7 @@ async def _drop(session: Session, how: str) -> MadePairsReply:
 
 
 async def _build(
-    session: Session, how: str, a_passage: int, seed: int, top_k: int
+    session: Session, how: str, a_passage: int, seed: int, top_k: int, *, answers: bool
 ) -> BuildPairsProgress | None:
     """The last word of the daemon, which may take hours to say it; a bar meanwhile."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -310,7 +319,7 @@ async def _build(
     from proto.control_pb2 import BuildPairsRequest
 
     bar = Progress(
-        TextColumn("passages"),
+        TextColumn("passages, then answers" if answers else "passages"),
         BarColumn(),
         MofNCompleteColumn(),
         console=session.notes,
@@ -318,7 +327,9 @@ async def _build(
         disable=not session.notes.is_terminal,
     )
     task = bar.add_task("passages", total=None)
-    request = BuildPairsRequest(kind=how, a_passage=a_passage, seed=seed, top_k=top_k)
+    request = BuildPairsRequest(
+        kind=how, a_passage=a_passage, seed=seed, top_k=top_k, answers=answers
+    )
     last: BuildPairsProgress | None = None
     async with connected(socket_path(session)) as daemon:
         with bar:
@@ -338,6 +349,11 @@ def _say_built(console: Console, how: str, done: BuildPairsProgress) -> None:
             f" {done.lost} queries did not find their passage and {done.repeated} said what "
             "another one says: they were left out."
         )
+    if done.answered or done.unsupported:
+        text += (
+            f" {done.answered} of them have an answer; {done.unsupported} answers that their "
+            "passage does not support, or that were not given, were left out."
+        )
     if not done.made:
         text += f" {_NONE[how]}"
     console.print(text)
@@ -346,27 +362,43 @@ def _say_built(console: Console, how: str, done: BuildPairsProgress) -> None:
 
 def _show(console: Console, reply: MadePairsReply) -> None:
     if reply.kinds:
-        table = columns("kind", ">pairs", ">usable")
+        table = columns("kind", ">pairs", ">usable", ">answered")
         for one in reply.kinds:
-            table.add_row(one.kind, str(one.pairs), str(one.usable))
+            table.add_row(one.kind, str(one.pairs), str(one.usable), str(one.answered))
         console.print(table)
     else:
         console.print("No pairs were made here yet; `fedctl pairs build --how cloze` makes some.")
     for example in reply.examples:
         console.print(plain_text(f"\n[{example.kind}] {example.query}"), soft_wrap=True)
-        for text, document in zip(example.texts, example.documents, strict=True):
-            words = " ".join(text.split())
-            cut = words[:_TEXT_SHOWN] + ("…" if len(words) > _TEXT_SHOWN else "")
-            console.print(
-                plain_text(f"    {in_line(document)}: {cut}"), soft_wrap=True, style="dim"
-            )
+        answers = example.answers or [""] * len(example.texts)
+        sources = zip(example.texts, example.documents, answers, strict=True)
+        for text, document, answer in sources:
+            line = f"    {in_line(document)}: {_cut(text)}"
+            console.print(plain_text(line), soft_wrap=True, style="dim")
+            if answer:
+                console.print(plain_text(f"    answer: {_cut(answer)}"), soft_wrap=True)
     if reply.examples:
         console.print()
     console.print(f"{reply.supplied} training pairs were ingested.")
     console.print(_training(reply.learn_from, reply.training_pairs))
+    console.print(_triples(reply.triples))
     if reply.proposals:
         wait = f"{counted(reply.proposals, 'proposal')} of people wait for you"
         console.print(f"{wait}: `fedctl pairs review`.")
+
+
+def _cut(text: str) -> str:
+    words = " ".join(text.split())
+    return words[:_TEXT_SHOWN] + ("…" if len(words) > _TEXT_SHOWN else "")
+
+
+def _triples(counts: TripleCounts) -> str:
+    total = counts.supplied + counts.made + counts.to_distil
+    return (
+        f"A generator would learn from {counted(total, 'question')}: the answers of "
+        f"{counts.supplied} were supplied, of {counts.made} made here, of {counts.to_distil} they "
+        "are picked from the passages, where any sentence suits."
+    )
 
 
 def _training(learn_from: str, count: int) -> str:

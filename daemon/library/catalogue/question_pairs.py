@@ -55,7 +55,7 @@ class QuestionPairs:
     def of_split(self, split: str) -> list[Pair]:
         """Oldest first, with those of their documents that are here; at least one is.
 
-        Without their references: who learns from pairs, or ranks, needs none.
+        Without their references: who learns to find passages, or ranks, needs none.
         """
         return [pair for _, pair in self._of_split(split)]
 

@@ -213,12 +213,29 @@ def test_pairs_are_built_and_what_training_makes_of_them_is_said(
 def test_pairs_are_counted_and_shown_as_text_alone(said: Said, daemon: CannedDaemon) -> None:
     for words in (("pairs",), ("pairs", "list")):
         _, out, _ = said(*words)
-        assert ["cloze", "60", "58"] in [line.split() for line in lines(out)]
+        rows = [line.split() for line in lines(out)]
+        assert ["cloze", "60", "58", "0"] in rows and ["written", "5", "4", "3"] in rows
         assert "This site trains on 70 pairs (pairs.learn_from is supplied+made)." in out
+        told = " ".join(lines(out))
+        assert "A generator would learn from 12 questions: the answers of 7 were supplied" in told
     _, out, _ = said("pairs", "show", "--how", "cloze", "--examples", "5")
     assert (daemon.asked[-1].kind, daemon.asked[-1].examples) == ("cloze", 5)
     assert "[cloze] Why [bold]leak?\N{REPLACEMENT CHARACTER}[31m" in out
     assert "d1: Locks leak." in out
+    assert "d2: Lochs leak.\n    answer: Lochs\N{REPLACEMENT CHARACTER}[31m do.\n" in out
+    assert out.count("answer:") == 1
+    counts = json.loads(said("pairs", "--json")[1])["triples"]
+    assert counts == {"supplied": 7, "made": 3, "to_distil": 2}
+
+
+def test_what_became_of_written_answers_is_told(said: Said, daemon: CannedDaemon) -> None:
+    assert said("pairs", "build", "--how", "written")[0] == 0
+    last = list(daemon.building)[-1]
+    last.answered, last.unsupported = 41, 19
+    daemon.building = [last]
+    _, out, _ = said("pairs", "build", "--how", "written", "--answers")
+    assert [request.answers for request in daemon.asked] == [False, True]
+    assert "41 of them have an answer; 19 answers that their passage" in " ".join(lines(out))
 
 
 def test_nothing_is_forgotten_by_mistake(said: Said, daemon: CannedDaemon) -> None:

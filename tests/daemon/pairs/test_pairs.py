@@ -110,9 +110,9 @@ def test_a_document_that_is_gone_or_put_aside_is_no_longer_learned_from() -> Non
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 PAIRS = st.builds(
-    lambda query, rows, how: Made(query, tuple(t for t, _ in rows), tuple(d for _, d in rows), how),
+    lambda query, rows, how: Made(query, ("",), ("",), how).of(rows),
     TEXTS,
-    st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),
+    st.lists(st.tuples(TEXTS, TEXTS, TEXTS | st.just("")), min_size=1, max_size=3),
     st.sampled_from(["inverse-cloze", "title", "keywords", "llm"]),
 )
 
@@ -128,6 +128,21 @@ def test_what_is_kept_comes_back(
     assert [p.name for p in path.parent.iterdir()] == ["pairs.jsonl"]
 
 
+@given(st.lists(PAIRS, max_size=5), st.sets(TEXTS))
+@settings(max_examples=40, deadline=None)
+def test_answers_stay_with_their_texts_and_go_with_their_documents(
+    pairs: list[Made], gone: set[str]
+) -> None:
+    gone |= {pair.documents[0] for pair in pairs[::2]}
+    here = {document for pair in pairs for document in pair.documents} - gone
+    for pair in learnable(pairs, here):
+        assert {document for _, document, _ in pair.sources} <= here
+    left = [source for pair in learnable(pairs, here) for source in pair.sources]
+    assert left == [source for pair in pairs for source in pair.sources if source[1] in here]
+    answered = {(text, answer) for pair in pairs for text, _, answer in pair.sources}
+    assert {(text, answer) for one in merged(pairs) for text, _, answer in one.sources} <= answered
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -136,8 +151,10 @@ def test_what_is_kept_comes_back(
         lambda text: text.replace('"llm"', '"magic"'),
         lambda text: text.replace('["d"]', "[7]"),
         lambda text: text.replace('["d"]', "[]"),
+        lambda text: text.replace('"answers": []', '"answers": ["one", "two"]'),
+        lambda text: text.replace("hanse-made-pairs-2", "hanse-made-pairs-1"),
         lambda text: text.replace('"query"', '"question"'),
-        lambda text: text.replace("hanse-made-pairs-1", "hanse-made-pairs-9"),
+        lambda text: text.replace("hanse-made-pairs-2", "hanse-made-pairs-9"),
         lambda text: "[" * 100_000 + text,
         lambda text: "7\n" + text,
     ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from crypto.durable import clear
 from daemon.jobs import learning
-from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
+from daemon.jobs.pairs import MadeKind, PairCounts, PairPlan
 from daemon.learning.options import (
     EvaluationError,
     IndexingProgress,
@@ -37,7 +37,6 @@ from daemon.personal.serving import open_retriever
 from daemon.personal.store import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
-from daemon.services import pair_maker as pairs_module
 from daemon.services import work_ahead
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
@@ -46,7 +45,6 @@ from daemon.services.rights import of_all
 from daemon.state.folder import StateFolder
 from daemon.state.store import Store
 from daemon.state.versions import read_version, write_version
-from tests.daemon.pairs.test_pair_writers import about, completion, serving
 from tests.support.small_models import small_encoder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -250,7 +248,7 @@ async def test_a_site_without_a_question_makes_its_own_and_trains(site: Site) ->
     await site.build(PairPlan(how="title"))  # another kind, beside the first
     assert await site.train() == (await site.collection.situation()).num_examples == 16
     found = await site.maker().overview("title", 2)
-    assert found.kinds == {"inverse-cloze": (8, 8), "title": (8, 8)}
+    assert found.kinds == {"inverse-cloze": MadeKind(8, 8, 0), "title": MadeKind(8, 8, 0)}
     assert [example.query for example in found.examples] == ["The pump", "The gate"]
 
     await site.maker().drop("inverse-cloze")
@@ -265,7 +263,7 @@ async def test_what_is_put_aside_is_learned_from_no_longer(site: Site) -> None:
     await site.ingest([replace(DOCUMENTS[0], split="test"), DOCUMENTS[1]], [])
     assert (await site.collection.situation()).num_examples == 7
     assert await site.train() == 7
-    assert (await site.maker().overview()).kinds == {"title": (8, 7)}
+    assert (await site.maker().overview()).kinds == {"title": MadeKind(8, 7, 0)}
     assert (await site.build(PairPlan(how="title"))).made == 7
 
 
@@ -297,75 +295,6 @@ async def test_damaged_pairs_are_refused_and_can_be_dropped(site: Site) -> None:
         await site.build(PairPlan(how="keywords"))
     await site.maker().drop()
     assert (await site.build(PairPlan(how="keywords"))).made == 8
-
-
-# ---- written by a language model -------------------------------------------------------------
-
-
-@pytest.fixture
-def one_reply_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(pairs_module, "_SLICE_S", 0.0)
-    yield
-
-
-@pytest.mark.usefixtures("one_reply_at_a_time")
-async def test_writing_that_broke_off_goes_on_where_it_was(site: Site) -> None:
-    await site.ingest(DOCUMENTS, [])
-    left = 3
-
-    def write(body: dict[str, object]) -> tuple[int, bytes]:
-        nonlocal left
-        left -= 1
-        return completion(f"1. {about(body)}") if left >= 0 else (500, b"out of memory")
-
-    plan = PairPlan(how="llm", top_k=8)
-    with serving(write) as (url, asked):
-        with pytest.raises(LearningError, match="answered 500: see its own log"):
-            await site.build(plan, f"{url}#m")
-        assert not there(site.made)
-
-        left = 100  # somebody looks on for two replies, then presses Ctrl-C
-        seen = 0
-        async with aclosing(site.maker(f"{url}#m").build(plan)) as steps:
-            async for step in steps:
-                seen += isinstance(step, PairProgress)
-                if seen == 2:
-                    break
-        counts = await site.build(plan, f"{url}#m")
-        prompts = [about(body) for body in asked]
-    assert counts.made == 8
-    assert len(prompts) == 8 + 1, "the one that failed was asked again, no other"
-    assert not there(site.made.with_name("written_queries.jsonl"))
-
-
-@pytest.mark.usefixtures("one_reply_at_a_time")
-async def test_a_round_that_begins_trains_between_two_replies(site: Site) -> None:
-    await site.ingest(DOCUMENTS, [Pair("what of the pump?", ("yard/pump",))])
-    await site.build(PairPlan(how="title"))
-    training: asyncio.Task[int] | None = None
-    written_when_trained: list[int] = []
-    with serving(lambda body: completion(f"1. {about(body)}")) as (url, asked):
-        async for _ in site.maker(f"{url}#m").build(PairPlan(how="llm", top_k=8)):
-            if training is None:
-                training = asyncio.create_task(site.train())
-                training.add_done_callback(lambda _: written_when_trained.append(len(asked)))
-        assert training is not None
-        assert await training == 9
-        assert len(asked) == 8
-    assert 0 < written_when_trained[0] < 8
-
-
-async def test_one_build_at_a_time_and_none_without_a_writer(site: Site) -> None:
-    await site.ingest(DOCUMENTS, [])
-    with pytest.raises(LearningError, match=r"set pairs\.writer"):
-        await site.build(PairPlan(how="llm"))
-    maker = site.maker()
-    async with aclosing(maker.build(PairPlan(how="title"))) as first:
-        await maker._one_at_a_time.acquire()
-        with pytest.raises(LearningError, match="being made or dropped already"):
-            await anext(first)
-        with pytest.raises(LearningError, match="wait until that has ended"):
-            await maker.drop()
 
 
 # ---- the curve -----------------------------------------------------------------------------------

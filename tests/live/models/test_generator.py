@@ -34,7 +34,12 @@ async def federation(
 ) -> AsyncIterator[LiveFederation]:
     """One whose manifest names a generator, which all but the witness have."""
     base = small_writer(root / "writer")
-    table = {"base_model": str(base), "min_triples": 4, "learning_rate": 1e-2}
+    table = {
+        "base_model": str(base),
+        "min_triples": 4,
+        "learning_rate": 1e-2,
+        "prompt_tokens": 2048,  # each letter is one
+    }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
     async with LiveFederation.start(
         root, names, without=without, faulty_sites=1, own=own, min_participants=3
