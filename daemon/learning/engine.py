@@ -96,7 +96,8 @@ class Engine:
             for one in parameters
         ]
         flat = torch.cat([*parts, has.to(parts[0].device)])
-        mean = self._accelerator.reduce(flat, "mean").split([*map(len, parts), len(parameters)])
+        distributed.all_reduce(flat)  # in place: Accelerate's own copies all gradients once more
+        mean = flat.div_(self.processes).split([*map(len, parts), len(parameters)])
         for one, gradient, had in zip(parameters, mean, mean[-1].tolist(), strict=False):
             one.grad = gradient.view_as(one) if had else None
 
