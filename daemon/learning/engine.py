@@ -97,7 +97,7 @@ class Engine:
         ]
         flat = torch.cat([*parts, has.to(parts[0].device)])
         distributed.all_reduce(flat)  # in place: Accelerate's own copies all gradients once more
-        mean = flat.div_(self.processes).split([*map(len, parts), len(parameters)])
+        mean = torch.split(flat.div_(self.processes), [*map(len, parts), len(parameters)])
         for one, gradient, had in zip(parameters, mean, mean[-1].tolist(), strict=False):
             one.grad = gradient.view_as(one) if had else None
 
