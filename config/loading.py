@@ -39,6 +39,7 @@ from config.settings import (
     Settings,
     SiteSettings,
     TrainingSettings,
+    WorkersSettings,
 )
 from config.tables import Section
 from proto import bounds
@@ -290,6 +291,14 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
     if isinstance(retriever, RetrieverSettings):
         yield from _adaptation_problems(retriever, sections.get("learning"))
         yield from _answering_problems(retriever, sections.get("negatives"))
+    workers = sections.get("workers")
+    if isinstance(workers, WorkersSettings) and workers.processes > workers.threads:
+        yield Problem(
+            "workers.processes",
+            str(workers.processes),
+            f"at most workers.threads = {workers.threads}",
+            "lower it, or raise threads: each process needs one of its own",
+        )
     robust = sections.get("robust")
     if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
         yield from _robust_problems(robust, training)

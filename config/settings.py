@@ -295,6 +295,8 @@ class WorkersSettings(Section):
     """``[workers]``: the processes that compute."""
 
     threads: int = Field(default_factory=available_cores, ge=1, le=1024)
+    processes: int = Field(1, ge=1, le=64)
+    precision: Literal["float32", "bfloat16"] = "float32"
     idle_stop_s: float = Field(600.0, ge=1, le=86_400)
 
 

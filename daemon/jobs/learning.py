@@ -290,7 +290,8 @@ def train(
     `EpochProgress`. Raises TrainingError when this site cannot train, VersionError when
     it lacks the parent; nothing is written then.
     """
-    from daemon.learning.retriever.training import fit, shared_copies, training_seed
+    from daemon.learning.retriever import parallel
+    from daemon.learning.retriever.training import shared_copies, training_seed
 
     _check_combination(spec, options)
     retriever, layer = retriever_for(spec), layer_of(spec)
@@ -315,7 +316,8 @@ def train(
             if options.start_from == "local" and (student := _student(before, options)) is not None:
                 retriever.load_vector(student)
             retriever.begin(round=round, dropout=options.dropout, seed=seed)
-            mean_loss = fit(
+            mean_loss = parallel.train(
+                spec,
                 retriever,
                 pairs,
                 options,

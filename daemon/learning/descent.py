@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from daemon.learning.engine import Engine
 from daemon.learning.options import TrainingError, TrainingOptions
 
 FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
@@ -15,19 +16,23 @@ CLIP = 1.0  # L2 norm of a step's gradient
 
 
 class Descent:
-    """AdamW, its rate falling linearly over so many ``steps``."""
+    """AdamW on an engine, its rate falling linearly over so many ``steps``."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], steps: int, options: TrainingOptions
+        self,
+        parameters: Sequence[nn.Parameter],
+        steps: int,
+        options: TrainingOptions,
+        engine: Engine,
     ) -> None:
         self._parameters = parameters
+        self._engine = engine
         # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-        self._optimiser = torch.optim.AdamW(
+        optimiser = torch.optim.AdamW(
             parameters, lr=options.learning_rate, weight_decay=options.weight_decay
         )
-        self._schedule = torch.optim.lr_scheduler.LinearLR(
-            self._optimiser, 1.0, FINAL_RATE, max(steps - 1, 1)
-        )
+        schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
+        self._optimiser, self._schedule = engine.prepared(optimiser, schedule)
 
     def step(self, loss: Tensor, epoch: int) -> None:
         """Take one step down ``loss``. Raises TrainingError when it is not finite."""
@@ -37,7 +42,7 @@ class Descent:
                 "rate or raise the temperature; no update was made"
             )
         self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._engine.backward(loss, self._parameters)
+        self._engine.clip(self._parameters, CLIP)
         self._optimiser.step()
         self._schedule.step()

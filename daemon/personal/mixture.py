@@ -259,7 +259,7 @@ class _Alone:
 
     def trained(self, rows: Rows | None = None) -> Float32:
         """What these rows of the pairs teach, or all; the retriever is left with it."""
-        from daemon.learning.retriever.training import fit
+        from daemon.learning.retriever.parallel import train
 
         self.retriever.load_vector(self.retriever.initial_vector())
         for number in range(1, self.rounds + 1):
@@ -267,7 +267,9 @@ class _Alone:
             pairs = training_set(self.library, self.retriever, options, self.spec)
             pairs = pairs if rows is None else subset(pairs, rows)
             self.retriever.begin(round=number, dropout=options.dropout, seed=seed)
-            self.loss = fit(self.retriever, pairs, self._own_options, seed, self._on_epoch)
+            self.loss = train(
+                *(self.spec, self.retriever, pairs, self._own_options, seed, self._on_epoch)
+            )
             # As a round ends: where what is exchanged is a projection, the next begins from it.
             self.retriever.load_vector(self.retriever.vector())
             self.done += options.local_epochs

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.descent import Descent
+from daemon.learning.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
 from daemon.learning.retriever import training
@@ -181,7 +182,8 @@ def tune(
     start = [value.detach().clone() for value in parameters]
     ground = _Ground.of(retriever, pairs, options)
     best = _Best(retriever, validation)
-    descent = Descent(parameters, training.steps_of(count, options), options)
+    engine = Engine(retriever.encoder.device)
+    descent = Descent(parameters, training.steps_of(count, options), options, engine)
     mean_loss = 0.0
     try:
         for epoch in range(1, options.local_epochs + 1):

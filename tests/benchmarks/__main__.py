@@ -27,6 +27,7 @@ from tests.benchmarks import (
     bench_library,
     bench_masking,
     bench_memory,
+    bench_processes,
     bench_robust,
     bench_round,
     bench_sums,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "index": bench_index.figures,
     "library": bench_library.figures,
     "learning-speed": bench_learning_speed.figures,
+    "processes": bench_processes.figures,
 }
 LONG = ("sums", "memory")  # these say what they are at
 

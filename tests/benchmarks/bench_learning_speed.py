@@ -75,7 +75,7 @@ def _head_rows(encoder: Encoder) -> list[dict[str, Any]]:
 
 
 def _lora_rows(encoder: Encoder, spec: RetrieverSpec) -> list[dict[str, Any]]:
-    pairs = _drawn_texts(encoder)
+    pairs = drawn_texts(encoder)
     retrievers: dict[str, Retriever] = {
         adapt: adapted(encoder, adapt) for adapt in ("lora", "full", "lora_server")
     }
@@ -183,7 +183,8 @@ def _drawn_features(dimension: int) -> TrainingSet:
     )
 
 
-def _drawn_texts(encoder: Encoder) -> TrainingSet:
+def drawn_texts(encoder: Encoder) -> TrainingSet:
+    """Pairs of words of the encoder's own, drawn at random."""
     rng = np.random.default_rng(SEED)
     words = [word for word in encoder.tokenizer.get_vocab() if word.isascii() and word.isalpha()]
 

@@ -28,7 +28,8 @@ class RetrieverSpec(RetrieverAxes):
     """Encoder and adaptation, as the operator chose them; options have their names in settings.
 
     ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
-    length at which texts are cut; ``threads`` those torch may use in one worker.
+    length at which texts are cut; ``threads`` those torch may use in one worker,
+    ``processes`` those that share them to train, in which ``precision``.
     ``reading``: what it says otherwise of how the encoder reads.
 
     ``adapt``: what trains, and so what is exchanged: a ``head`` on the frozen
@@ -51,6 +52,8 @@ class RetrieverSpec(RetrieverAxes):
     reading: ReadingOptions = AS_MADE
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
+    processes: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = 8
     lora_alpha: int = 16
     personal_folder: str = ""

@@ -20,6 +20,7 @@ from torch import Tensor
 from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.descent import Descent
+from daemon.learning.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Texts
@@ -61,6 +62,7 @@ def fit(
     seed: int,
     on_epoch: Callable[[int, float], None] | None = None,
     anchor: list[Tensor] | None = None,
+    engine: Engine | None = None,
 ) -> float:
     """Train the retriever in place; returns the last epoch's mean InfoNCE loss (0: no epoch).
 
@@ -68,6 +70,7 @@ def fit(
     it: the number stays comparable. ``anchor``: the parent version's shared
     parameters, to which the proximal term holds; None: as they are now. The same
     parameters, pairs, options, seed and number of threads give the same bits.
+    ``engine``: what it runs on; None: this process alone, in float32.
     ``on_epoch(epoch, mean_loss)`` is called after each epoch, from 1. Raises
     TrainingError for fewer than two pairs or a loss that is not finite.
     """
@@ -78,7 +81,9 @@ def fit(
     chance = np.random.Generator(np.random.Philox(key=seed))
     start = shared_copies(retriever) if anchor is None else anchor
     shared = retriever.shared_parameters()
-    descent = Descent(retriever.parameters(), steps_of(count, options), options)
+    engine = engine or Engine(retriever.encoder.device)
+    width = retriever.encoder.dimension
+    descent = Descent(retriever.parameters(), steps_of(count, options), options, engine)
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
@@ -91,8 +96,10 @@ def fit(
             columns = np.searchsorted(rows, drawn)  # [b] where each positive is
             hidden = torch.from_numpy(also_right(pairs, batch, rows, drawn, content))  # [b, m]
 
-            queries = retriever.forward(pairs.queries, batch)  # [b, d] unit rows
-            passages = retriever.forward(pairs.passages, rows)  # [m, d] unit rows
+            asked = partial(retriever.forward, pairs.queries)
+            told = partial(retriever.forward, pairs.passages)
+            queries = engine.embedded(asked, batch, width)  # [b, d] unit rows
+            passages = engine.embedded(told, rows, width)  # [m, d] unit rows
             target = torch.from_numpy(columns)
             contrast = info_nce(queries, passages, target, hidden, options.temperature)
             local = partial(_positives_of, queries, passages, target)
