@@ -103,6 +103,29 @@ class RetrieverAxes:
 
 
 @dataclass(frozen=True)
+class GeneratorAxes:
+    """``[generator]``: what of a language model is trained, and how it reads; equal at all sites.
+
+    ``adapt``: FedSearch-NLP's configurations: low-rank factors (``lora``, C), linear layers in
+    full of which a projection of rank ``lora_rank`` is exchanged (``lora_server``, B), all weights
+    (``full``, A). ``lora_targets``: linear layers by the ends of their names; none: the query and
+    value projections of every attention layer. ``accumulation``: batches a step;
+    ``checkpointing``: activations are computed again instead of kept.
+    """
+
+    adapt: Literal["lora", "lora_server", "full"] = "lora"
+    lora_rank: Annotated[int, Ge(1), Le(256)] = 8
+    lora_alpha: Annotated[int, Ge(1), Le(1024)] = 16
+    lora_targets: tuple[str, ...] = ()
+    lora_dropout: Annotated[float, Ge(0), Le(0.9)] = 0.0
+    prompt_tokens: Annotated[int, Ge(16), Le(1_000_000)] = 512
+    answer_tokens: Annotated[int, Ge(1), Le(8192)] = 128
+    accumulation: Annotated[int, Ge(1), Le(4096)] = 1
+    checkpointing: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
 class TrainingAxes:
     """``[training]``: what every round has."""
 

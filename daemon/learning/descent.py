@@ -28,16 +28,21 @@ class Descent:
         self._schedule = torch.optim.lr_scheduler.LinearLR(
             self._optimiser, 1.0, FINAL_RATE, max(steps - 1, 1)
         )
+        self._optimiser.zero_grad(set_to_none=True)  # of a descent that ended with an error
 
-    def step(self, loss: Tensor, epoch: int) -> None:
-        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+    def accumulate(self, loss: Tensor, epoch: int) -> None:
+        """A part of the next step's loss, which is the sum of its parts; as `step`, without one."""
         if not math.isfinite(loss.item()):
             raise TrainingError(
                 f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
                 "rate or raise the temperature; no update was made"
             )
-        self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, loss: Tensor, epoch: int) -> None:
+        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+        self.accumulate(loss, epoch)
         torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self._optimiser.step()
         self._schedule.step()
+        self._optimiser.zero_grad(set_to_none=True)

@@ -1,0 +1,1 @@
+"""The language model that a federation trains to write answers."""
