@@ -44,7 +44,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What is trained on; ``left_out``: examples whose prompt was too long or answer empty."""
+    """What is trained on; ``left_out``: examples without an answer or whose prompt is too long."""
 
     lessons: tuple[Lesson, ...]
     left_out: int
@@ -90,15 +90,16 @@ def encoded(
             f"the model has room for a prompt of {room} tokens beside an answer of "
             f"{answer_tokens}: lower generator.prompt_tokens ({prompt_tokens})"
         )
-    lessons = [_lesson(model, example, answer_tokens) for example in examples]
-    fitting = [one for one in lessons if one.answer and 0 < len(one.prompt) <= prompt_tokens]
+    said = [one for one in examples if one.prompt.strip() and one.answer.strip()]
+    lessons = [_lesson(model, example, answer_tokens) for example in said]
+    fitting = [one for one in lessons if len(one.prompt) <= prompt_tokens]
     if not fitting:
         raise TrainingError(
             f"none of this site's {len(examples)} question-passage-answer triples can be trained "
             "on: ingest pairs with answers whose documents are in the library, or raise "
             f"generator.prompt_tokens ({prompt_tokens})"
         )
-    return Lessons(tuple(fitting), len(lessons) - len(fitting))
+    return Lessons(tuple(fitting), len(examples) - len(fitting))
 
 
 def _lesson(model: LanguageModel, example: Example, answer_tokens: int) -> Lesson:
@@ -106,9 +107,7 @@ def _lesson(model: LanguageModel, example: Example, answer_tokens: int) -> Lesso
     said = model.behind(example.answer.strip())
     # From text to text a target may have a begin of its own (BART's <s>).
     ids = tokenizer(said, add_special_tokens=model.to_text, verbose=False)["input_ids"]
-    if not example.answer.strip() or not ids:
-        return Lesson(tuple(model.prompt_ids(example.prompt)), ())
-    if end is not None and ids[-1] != end:
+    if end is not None and ids[-1:] != [end]:
         ids = [*ids, end]
     answer = tuple(ids[:answer_tokens])
     return Lesson(tuple(model.prompt_ids(example.prompt)), answer, len(ids) > answer_tokens)

@@ -138,10 +138,12 @@ def adaptation_of(model: Any, spec: GeneratorSpec, base: str) -> Adaptation:
         return AllWeights(model, f"{base}/generator-full-v1")
     if spec.adapt == "lora_server":
         words = model.get_output_embeddings()
+        ends = [f".{end}" for end in _there(model, spec.lora_targets)]
         layers = {
             name: layer
             for name, layer in model.named_modules()
             if isinstance(layer, nn.Linear) and layer is not words
+            if not ends or f".{name}".endswith(tuple(ends))
         }
         if not layers:
             raise LearningError(
@@ -153,32 +155,31 @@ def adaptation_of(model: Any, spec: GeneratorSpec, base: str) -> Adaptation:
     return Lora(
         model,
         f"{base}/generator-lora-v1",
-        _targets(model, spec.lora_targets),
+        _there(model, spec.lora_targets) or _query_and_value(model),
         rank=spec.lora_rank,
         alpha=spec.lora_alpha,
         dropout=spec.lora_dropout,
     )
 
 
-def _targets(model: Any, chosen: Sequence[str]) -> Sequence[str]:
-    names = [name for name, _ in model.named_modules()]
-
-    def there(end: str) -> bool:
-        return any(name == end or name.endswith(f".{end}") for name in names)
-
-    if lost := [end for end in chosen if not there(end)]:
-        raise LearningError(
-            f"generator.lora_targets: no layer of this model has a name that ends with {lost[0]!r}"
-        )
-    if chosen:
-        return chosen
+def _query_and_value(model: Any) -> Sequence[str]:
+    ends = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     for known in _QUERY_AND_VALUE:
-        if all(map(there, known)):
+        if ends.issuperset(known):
             return known
     raise LearningError(
         f"adapt = 'lora' does not know the attention layers of a {model.config.model_type!r} "
         "model: name its linear layers in generator.lora_targets"
     )
+
+
+def _there(model: Any, chosen: Sequence[str]) -> Sequence[str]:
+    names = [f".{name}" for name, _ in model.named_modules()]
+    if lost := [end for end in chosen if not any(name.endswith(f".{end}") for name in names)]:
+        raise LearningError(
+            f"generator.lora_targets: no layer of this model has a name that ends with {lost[0]!r}"
+        )
+    return chosen
 
 
 def keeps_apart(model: Any) -> bool:

@@ -41,7 +41,7 @@ from daemon.library.search import Ranked
 from daemon.process import workers
 from daemon.process.chat_client import Sampling
 from daemon.process.workers import GivenUp
-from tests.support.small_generators import small, tokenizer_of
+from tests.support.small_models import small, tokenizer_of
 
 pytestmark = pytest.mark.slow  # it loads transformers and trains
 

@@ -12,7 +12,7 @@ import torch
 from daemon.learning.generator.encoding import Example, Lesson, encoded
 from daemon.learning.generator.generator import Generator
 from daemon.learning.generator.spec import GeneratorSpec
-from tests.support.small_generators import small_generator
+from tests.support.small_models import small_generator
 
 THINGS = ("pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill")
 CARE = ("oil", "salt", "tar", "soap", "wax")

@@ -88,6 +88,8 @@ def test_words_and_norms_stay_as_they_are_where_factors_are_exchanged(
     }
     assert names
     assert not [name for name in names if "lm_head" in name or "embed" in name or "norm" in name]
+    chosen = loaded(folders["llama"], adapt="lora_server", lora_targets=("q_proj", "v_proj"))
+    assert len(chosen.shape_manifest.groups) == 2 * 2 * 2
 
 
 def test_layers_that_are_not_there_are_refused(folders: dict[str, Path]) -> None:
