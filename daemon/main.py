@@ -156,7 +156,7 @@ class Daemon:
             log.warning("a test makes this daemon fail on purpose", faults=faults)
         here, collection, curve, retrievers, driver = await self._make_driver(workers, stack)
         self._spec = retrievers.spec
-        generator, others = await generator_of(here, collection, stack)
+        generator, others = await generator_of(here, self._spec, collection, stack)
         drivers = {RETRIEVER: driver, **others}
         audit = await self._open_audit(driver, stack)
         transport = self._make_transport(drivers, audit)

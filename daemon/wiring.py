@@ -476,7 +476,7 @@ def way_of(transport: Transport, audit: AuditLog, driver: Driver) -> AuditedTran
 
 
 async def generator_of(
-    site: Site, collection: Collection, stack: AsyncExitStack
+    site: Site, spec: RetrieverSpec, collection: Collection, stack: AsyncExitStack
 ) -> tuple[FederatedGenerator, dict[str, Driver]]:
     """What is trained to write answers, and who drives its rounds; nobody where none is named.
 
@@ -484,7 +484,7 @@ async def generator_of(
     """
     settings, workers = site.settings, site.workers
     generator = FederatedGenerator(
-        _generator_spec(settings),
+        _generator_spec(settings, spec),
         library=collection.library_path,
         learning=workers.learning,
         answering=workers.answering,
@@ -510,9 +510,10 @@ async def generator_of(
     return generator, {GENERATOR: driver}
 
 
-def _generator_spec(settings: Settings) -> GeneratorSpec:
+def _generator_spec(settings: Settings, retriever: RetrieverSpec) -> GeneratorSpec:
     """The generator that this site can train."""
     return GeneratorSpec(
+        retriever=retriever,
         **_named_in(settings.generator, GeneratorSpec)
         | {"base_model": str(settings.generator.base_model or "")},
         **_named_in(settings.workers, GeneratorSpec),

@@ -32,6 +32,7 @@ ORDER = {
             "inversion",
             "pairs",
             "evaluation",
+            "learning/generator",
             "learning/retriever",
             "learning",
             "library",

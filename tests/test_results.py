@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.benchmarks.generator import sizes
 from tests.learning_bench import picture
 
 ROOT = Path(__file__).parents[1]
@@ -134,3 +135,27 @@ def test_what_a_site_gives_its_people_is_what_was_measured() -> None:
     stated = float(re.findall(r"^STATED: Final = (\S+)", benchmark, re.M)[0])
     assert value[f"{crowd}, answers"] >= stated
     assert f"**{stated:.0f} answers a second**" in text
+
+
+def test_what_the_configurations_exchange_is_what_was_counted() -> None:
+    text = (RESULTS / "generator.md").read_text()
+    assert f"{sizes.BEGIN}{sizes.table()}{sizes.END}" in text
+
+
+@pytest.mark.parametrize(
+    ("paper", "model", "configuration"),
+    [
+        (3777.74, "FLAN-T5-base", "A, all weights"),
+        (27.00, "FLAN-T5-base", "C, queries and values, rank 16"),  # the paper's B sends these
+        (1174.33, "FLAN-T5-small", "A, all weights"),  # its C sends all weights
+        (10.5, "FLAN-T5-small", "C, queries and values, rank 16"),
+    ],
+)
+def test_the_papers_megabytes_are_four_updates(
+    paper: float, model: str, configuration: str
+) -> None:
+    (row,) = (
+        one for one in sizes.rows() if (one.model, one.configuration) == (model, configuration)
+    )
+    sent = sizes.TRANSFERS * row.bytes_sent / sizes.MIB
+    assert sent == pytest.approx(paper, abs=0.005)

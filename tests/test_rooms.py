@@ -275,7 +275,6 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
 # What only tests and benchmarks use, and why it is part of the product all the same.
 WITHOUT_A_USE = {
     "daemon/control/context.py: WithinBounds.intercept_service": "grpc calls it",
-    "daemon/jobs/pairs.py: triples_of": "the generator's training calls it",
     "daemon/gateway/connections.py: TimedProtocol.on_response_complete": "uvicorn calls it",
     "daemon/gateway/connections.py: Server.startup": "uvicorn calls it",
     "daemon/gateway/main.py: _Libraries.formatException": "logging calls it",

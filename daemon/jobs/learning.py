@@ -15,28 +15,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from config.recipes import WITH_LORA_SERVER
 from crypto.arrays import Float32, Int64
-from crypto.durable import whole
-from crypto.quantize import LOSS_BOUND
 from daemon.answering.embedding import features_of
 from daemon.answering.extractive import sentences_of
 from daemon.evaluation.rankings import held_out
 from daemon.jobs import originals
+from daemon.learning.batches import training_seed
 from daemon.learning.options import (
     EmbeddingProgress,
     EpochProgress,
     IndexingProgress,
     LearningError,
     RetrieverDescription,
-    TrainingError,
     TrainingOptions,
     TrainingResult,
 )
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.updates import check_update, update_of, write_update
 from daemon.library.contents import IngestCounts, RemovedCounts, Splitter
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.readers.documents import Document, Pair, Waiting
@@ -290,10 +286,10 @@ def train(
     `EpochProgress`. Raises TrainingError when this site cannot train, VersionError when
     it lacks the parent; nothing is written then.
     """
+    from daemon.learning.parameters import copies_of
     from daemon.learning.retriever import parallel
-    from daemon.learning.retriever.training import shared_copies, training_seed
 
-    _check_combination(spec, options)
+    options.check_adapt(spec.adapt)
     retriever, layer = retriever_for(spec), layer_of(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
     known = options.depth.complexity_range
@@ -312,7 +308,7 @@ def train(
             layer.before_training(retriever, before, library, options)
             pairs = training_set(library, retriever, options, spec)
             count = len(pairs.positives)
-            anchor = shared_copies(retriever)
+            anchor = copies_of(retriever.shared_parameters())
             if options.start_from == "local" and (student := _student(before, options)) is not None:
                 retriever.load_vector(student)
             retriever.begin(round=round, dropout=options.dropout, seed=seed)
@@ -329,12 +325,11 @@ def train(
                 LocalTraining(library, retriever, before, pairs, options, mean_loss, seed)
             )
     trained = retriever.vector()
-    tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
-    update = np.append(trained - parent, tail)
-    _check_update(update, count, personal)
+    update = update_of(trained, parent, mean_loss)
+    check_update(update, count, *personal.arrays.values())
     if own is not None and options.local_epochs > 0:
         own.keep(round, _with_student(personal, trained, options))
-    _write_update(update_path, update)
+    write_update(update_path, update)
     return TrainingResult(mean_loss, count)
 
 
@@ -342,18 +337,6 @@ def complexity(library_path: Path) -> float:
     """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
     with Library.open(library_path) as library:
         return corpus_score(library)
-
-
-def _check_combination(spec: RetrieverSpec, options: TrainingOptions) -> None:
-    """Raise LearningError for a plan that does not go with what this federation exchanges."""
-    if spec.adapt != "lora_server":
-        return
-    chosen = {"start_from": options.start_from, "aggregate": options.server.rule}
-    for axis, (only, why) in WITH_LORA_SERVER.items():
-        if chosen[axis] != only:
-            raise LearningError(
-                f"{axis} = '{chosen[axis]}' and adapt = 'lora_server' do not combine: {why}"
-            )
 
 
 def _own(
@@ -390,20 +373,3 @@ def _with_student(
     return PersonalState(
         {**personal.arrays, _STUDENT: trained}, {**personal.facts, _RUN: options.seed}
     )
-
-
-def _check_update(update: Float32, num_examples: int, personal: PersonalState) -> None:
-    """What others would have to refuse, this site refuses itself; what it keeps, too."""
-    if not all(np.isfinite(values).all() for values in (update, *personal.arrays.values())):
-        raise TrainingError(
-            "training left values that are not finite: lower the learning rate; no update was made"
-        )
-    if num_examples <= 0:
-        raise TrainingError("an update of no example weighs nothing: no update was made")
-
-
-def _write_update(path: Path, update: Float32) -> None:
-    """Whole or not at all: the crypto worker must never read half an update."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path, lasting=False) as unfinished, unfinished.open("wb") as file:
-        np.save(file, update.astype(np.float32), allow_pickle=False)

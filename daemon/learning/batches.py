@@ -5,6 +5,8 @@ In a batch of one topic every other pair's passage is a hard negative, at no cos
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from crypto.arrays import Float32, Rows
@@ -59,3 +61,13 @@ def pair_points(queries: Float32, passages: Float32, positives: list[Rows]) -> F
     lengths = np.linalg.norm(points, axis=1, keepdims=True)
     unit: Float32 = (points / np.maximum(lengths, 1e-12)).astype(np.float32)
     return unit
+
+
+def training_seed(seed: int, round_number: int, site: str, draw: int = 0) -> int:
+    """The 128-bit seed of one site's training in one round.
+
+    Mixed, so that sites do not shuffle in step and rounds do not repeat one another.
+    ``draw``: of the round; where a sum is drawn anew it is another one.
+    """
+    text = f"hanse-training-v1\0{seed}\0{round_number}\0{site}" + (f"\0{draw}" if draw else "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")

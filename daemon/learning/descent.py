@@ -33,16 +33,21 @@ class Descent:
         )
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
         self._optimiser, self._schedule = engine.prepared(optimiser, schedule)
+        self._optimiser.zero_grad(set_to_none=True)  # of a descent that ended with an error
 
-    def step(self, loss: Tensor, epoch: int) -> None:
-        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+    def accumulate(self, loss: Tensor, epoch: int) -> None:
+        """A part of the next step's loss, which is the sum of its parts; as `step`, without one."""
         if not math.isfinite(loss.item()):
             raise TrainingError(
                 f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
                 "rate or raise the temperature; no update was made"
             )
-        self._optimiser.zero_grad(set_to_none=True)
         self._engine.backward(loss, self._parameters)
+
+    def step(self, loss: Tensor, epoch: int) -> None:
+        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+        self.accumulate(loss, epoch)
         self._engine.clip(self._parameters, CLIP)
         self._optimiser.step()
         self._schedule.step()
+        self._optimiser.zero_grad(set_to_none=True)

@@ -29,11 +29,11 @@ class LanguageModelError(LearningError):
 
 
 class LanguageModel:
-    """A loaded model with its tokenizer."""
+    """A loaded model with its tokenizer; ``to_text``: from text to text, else causal."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._to_text = bool(model.config.is_encoder_decoder)
+        self.model, self.tokenizer = model, tokenizer
+        self.to_text = bool(model.config.is_encoder_decoder)
         self._keeps_few = "logits_to_keep" in inspect.signature(model.forward).parameters
         positions = getattr(model.config, "max_position_embeddings", None) or _ENDLESS
         self._longest = min(int(positions), int(tokenizer.model_max_length), _ENDLESS)
@@ -45,35 +45,8 @@ class LanguageModel:
         Raises LanguageModelError for what can't be read, lacks weights or can't write.
         """
         import torch
-        import transformers
-        from safetensors import SafetensorError
 
-        if not any(folder.glob("*.safetensors")):
-            raise LanguageModelError(
-                f"{folder} holds no *.safetensors: give a folder with a language model"
-            )
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder, **local)
-            kind = transformers.AutoModelForCausalLM
-            if config.is_encoder_decoder:
-                kind = transformers.AutoModelForSeq2SeqLM
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-            model, told = kind.from_pretrained(
-                folder, use_safetensors=True, output_loading_info=True, **local
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-            raise LanguageModelError(
-                f"cannot load the language model in {folder}: {error}"
-            ) from error
-        # transformers draws what a file lacks: such a model would write by chance.
-        if missing := sorted(told["missing_keys"]):
-            raise LanguageModelError(
-                f"the model in {folder} was not trained to write (it lacks "
-                f"{', '.join(missing[:3])}): give a folder with a language model"
-            )
+        model, tokenizer = read_folder(folder)
         model = model.eval().requires_grad_(False).to(torch.device(device))
         if eight_bit:
             _keep_in_eight_bits(model)
@@ -82,17 +55,17 @@ class LanguageModel:
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """What the tokenizer reads as more than letters, longest first: the ends of turns, say."""
-        added = {str(one) for one in self._tokenizer.get_added_vocab()}
-        special = {str(one) for one in self._tokenizer.all_special_tokens}
+        added = {str(one) for one in self.tokenizer.get_added_vocab()}
+        special = {str(one) for one in self.tokenizer.all_special_tokens}
         return tuple(sorted(filter(None, added | special), key=lambda one: (-len(one), one)))
 
     def room(self, new_tokens: int) -> int:
         """Tokens that a prompt may have beside a reply of so many; at most 0: none."""
-        return self._longest if self._to_text else self._longest - new_tokens
+        return self._longest if self.to_text else self._longest - new_tokens
 
     def count(self, text: str) -> int:
         """Tokens of a text, as a prompt."""
-        return len(self._ids(text))
+        return len(self.prompt_ids(text))
 
     def write(
         self,
@@ -112,7 +85,7 @@ class LanguageModel:
         import transformers
 
         started = time.monotonic()
-        ids, room = self._ids(text), self.room(sampling.new_tokens)
+        ids, room = self.prompt_ids(text), self.room(sampling.new_tokens)
         if room < 1:
             raise LanguageModelError(
                 f"the model has no room for a prompt beside {sampling.new_tokens} tokens"
@@ -133,10 +106,10 @@ class LanguageModel:
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
             }
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         padding = tokenizer.pad_token_id
-        row = torch.tensor([ids], device=self._model.device)
-        first = 0 if self._to_text else len(ids)
+        row = torch.tensor([ids], device=self.model.device)
+        first = 0 if self.to_text else len(ids)
 
         def decoded(written: Any) -> str:
             return str(tokenizer.decode(written[first:], skip_special_tokens=True))
@@ -146,8 +119,8 @@ class LanguageModel:
                 told(decoded(so_far[0]))
             return torch.full((len(so_far),), given_up(), device=so_far.device)
 
-        with torch.inference_mode(), _seeded(sampling.seed, self._model.device):
-            out = self._model.generate(
+        with torch.inference_mode(), _seeded(sampling.seed, self.model.device):
+            out = self.model.generate(
                 input_ids=row,
                 attention_mask=torch.ones_like(row),
                 max_new_tokens=sampling.new_tokens,
@@ -188,7 +161,7 @@ class LanguageModel:
                 lacking = str(error)
                 return None
 
-        behind = [self._behind(one) for one in references[:_REFERENCES]]
+        behind = [self.behind(one) for one in references[:_REFERENCES]]
         return written, Likelihood(nats([written]), nats(behind), lacking)
 
     def surprise(self, text: str, continuation: str) -> float:
@@ -201,23 +174,23 @@ class LanguageModel:
 
         if given_up():
             raise GivenUp("nobody waits for what the language model is asked")
-        ids, asked = self._ids(text), self._tokenizer(continuation, add_special_tokens=False)
+        ids, asked = self.prompt_ids(text), self.tokenizer(continuation, add_special_tokens=False)
         more: list[int] = asked["input_ids"][:_FORETOLD]
         if not more:
             raise LanguageModelError("there is no token to foretell")
         if len(ids) > self.room(len(more)):
             raise LanguageModelError("the model has no room for the text behind the prompt")
-        device, wanted = self._model.device, len(more)
+        device, wanted = self.model.device, len(more)
         aims = torch.tensor(more, device=device)
         with torch.inference_mode():
-            if self._to_text:
+            if self.to_text:
                 asks = torch.tensor([ids], device=device)
-                logits = self._model(input_ids=asks, labels=aims[None]).logits[0]
+                logits = self.model(input_ids=asks, labels=aims[None]).logits[0]
             else:
                 asks = torch.tensor([ids + more], device=device)
                 # Of the last tokens alone, where the model can: a row has a number for every word.
                 few = {"logits_to_keep": wanted + 1} if self._keeps_few else {}
-                logits = self._model(input_ids=asks, **few).logits[0, -wanted - 1 : -1]
+                logits = self.model(input_ids=asks, **few).logits[0, -wanted - 1 : -1]
             lost = [
                 torch.nn.functional.cross_entropy(
                     logits[row : row + 64].float(), aims[row : row + 64], reduction="sum"
@@ -229,14 +202,15 @@ class LanguageModel:
             raise LanguageModelError("the model gives a token of the text no probability")
         return mean
 
-    def _behind(self, text: str) -> str:
-        """As it would go on behind a prompt that is no turn of a conversation: with a space."""
-        template = getattr(self._tokenizer, "chat_template", None)
-        return text if self._to_text or template else f" {text}"
+    def behind(self, text: str) -> str:
+        """A text as it goes on behind a prompt that is no turn of a conversation: with a space."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        return text if self.to_text or template else f" {text}"
 
-    def _ids(self, text: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if self._to_text:
+    def prompt_ids(self, text: str) -> list[int]:
+        """The tokens of a prompt: as a turn of a conversation where the model has such."""
+        tokenizer = self.tokenizer
+        if self.to_text:
             ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
             return ids
         if getattr(tokenizer, "chat_template", None):
@@ -247,6 +221,53 @@ class LanguageModel:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         start = tokenizer.bos_token_id
         return ids if start is None or ids[:1] == [start] else [start, *ids]
+
+
+def read_folder(folder: Path, *, to_train: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder; ``to_train``: with float32 weights and without dropout.
+
+    Raises LanguageModelError for what can't be read, lacks weights or can't write.
+    """
+    import torch
+    import transformers
+    from safetensors import SafetensorError
+
+    if not any(folder.glob("*.safetensors")):
+        raise LanguageModelError(
+            f"{folder} holds no *.safetensors: give a folder with a language model"
+        )
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        kind = transformers.AutoModelForCausalLM
+        if config.is_encoder_decoder:
+            kind = transformers.AutoModelForSeq2SeqLM
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        how: dict[str, Any] = {}
+        if to_train:
+            how = {"dtype": torch.float32, "config": _without_dropout(config)}
+        model, told = kind.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, **local, **how
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise LanguageModelError(f"cannot load the language model in {folder}: {error}") from error
+    # transformers draws what a file lacks: such a model would write by chance.
+    if missing := sorted(told["missing_keys"]):
+        raise LanguageModelError(
+            f"the model in {folder} was not trained to write (it lacks "
+            f"{', '.join(missing[:3])}): give a folder with a language model"
+        )
+    return model, tokenizer
+
+
+def _without_dropout(config: Any) -> Any:
+    """Each family has rates of its own, under names of its own (attn_pdrop, layerdrop)."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
 
 
 def _keep_in_eight_bits(model: Any) -> None:

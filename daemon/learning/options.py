@@ -10,7 +10,13 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from config.recipes import DepthOptions, LocalAxes, ServerOptions, TrainingAxes
+from config.recipes import (
+    WITH_LORA_SERVER,
+    DepthOptions,
+    LocalAxes,
+    ServerOptions,
+    TrainingAxes,
+)
 from daemon.learning.plan_fields import options_in
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
@@ -67,6 +73,17 @@ class TrainingOptions(LocalAxes, TrainingAxes):
         if round <= self.bm25_rounds and self.negatives == "static":
             return replace(self, negatives="bm25")
         return self
+
+    def check_adapt(self, adapt: str) -> None:
+        """Raise LearningError where they don't go with what this federation exchanges."""
+        if adapt != "lora_server":
+            return
+        chosen = {"start_from": self.start_from, "aggregate": self.server.rule}
+        for axis, (only, why) in WITH_LORA_SERVER.items():
+            if chosen[axis] != only:
+                raise LearningError(
+                    f"{axis} = '{chosen[axis]}' and adapt = 'lora_server' do not combine: {why}"
+                )
 
     @classmethod
     def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
@@ -150,6 +167,33 @@ class RetrieverDescription:
 
     dimension: int
     shape_manifest: ShapeManifest
+
+
+@dataclass(frozen=True)
+class GeneratorDescription:
+    """What generator a site trains: enough to tell whether two sites may add their updates."""
+
+    shape_manifest: ShapeManifest
+
+
+class GeneratorLoad(NamedTuple):
+    """Reported before a generator trains: what on, and what memory it takes (bytes).
+
+    ``examples``: triples that are trained on; ``cut``: those of them whose answer is longer than
+    ``answer_tokens`` and is learned to there; ``left_out``: those whose question leaves no room.
+    ``padding``: share of the positions in which nothing stands. ``weights`` are there already;
+    ``optimiser`` (gradients, AdamW's two moments, copies) and ``activations`` come to it, and
+    ``available`` is what this machine has for them.
+    """
+
+    examples: int
+    cut: int
+    left_out: int
+    padding: float
+    weights: int
+    optimiser: int
+    activations: int
+    available: int
 
 
 @dataclass(frozen=True)

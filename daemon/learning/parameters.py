@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from crypto.arrays import Float32
 from daemon.state.versions import ShapeManifest
@@ -67,6 +68,11 @@ class Exchanged:
     def shared_parameters(self) -> list[nn.Parameter]:
         """What the flat vector holds, in its order."""
         return self._shared.values()
+
+
+def copies_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Them as they are now, for the proximal term to hold to."""
+    return [value.detach().clone() for value in parameters]
 
 
 def uniform(shape: tuple[int, ...], bound: float, *, stream: int) -> Float32:

@@ -29,11 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.arrays import Float32
+from daemon.learning.batches import training_seed
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever
 from daemon.learning.retriever.mining import mine_negatives
-from daemon.learning.retriever.training import TrainingSet, fit, training_seed
+from daemon.learning.retriever.training import TrainingSet, fit
 from peers.plans.robust import select
 from tests.daemon.evaluation.rankings import evaluate_rankings
 

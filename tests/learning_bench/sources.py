@@ -22,6 +22,7 @@ _SOURCES = (
     "daemon/learning/retriever/peer_negatives.py",
     "daemon/learning/retriever/heads.py",
     "daemon/jobs/learning.py",
+    "daemon/learning/adaptations.py",
     "daemon/learning/retriever/adaptations.py",
     "daemon/learning/losses.py",
     "daemon/learning/retriever/training_data.py",

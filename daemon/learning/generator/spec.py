@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from config.recipes import GeneratorAxes
+from daemon.learning.retriever.spec import RetrieverSpec
 
 
 @dataclass(frozen=True)
@@ -13,9 +14,11 @@ class GeneratorSpec(GeneratorAxes):
     """Base model and adaptation, as the operator chose them; options have their names in settings.
 
     ``base_model``: a folder with a language model of Hugging Face, causal or from text to text.
-    ``threads``: those torch may use in one worker.
+    ``threads``: those torch may use in one worker. ``retriever``: by which questions that are
+    learned from find their passages, as far as a site's pairs go.
     """
 
     base_model: str = ""
+    retriever: RetrieverSpec = field(default_factory=RetrieverSpec)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1

@@ -16,13 +16,12 @@ program from a stranger.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +34,7 @@ from torch.nn import functional
 
 from config.recipes import DEFAULT_ENCODER
 from crypto.arrays import Float32
+from daemon.learning.model_files import digest_of, sha256_of, weights_in
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever.reading import (
     FILES,
@@ -56,7 +56,6 @@ _HUB_FILES = [
     *FILES,
 ]
 _HUB_SECONDS = 5.0  # to the first answer; a site behind a firewall must not wait for minutes
-_SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def _cached(repository: str) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     # A cache may hold only part of a model (say its tokenizer, fetched by another program).
-    return folder if (folder / "config.json").is_file() and _weights(folder) else None
+    return folder if (folder / "config.json").is_file() and weights_in(folder) else None
 
 
 def _downloaded(repository: str) -> Path:
@@ -288,7 +287,7 @@ def _offline_package() -> Path | None:
 
 
 def _load_folder(folder: Path, device: torch.device) -> tuple[Any, Any]:
-    if not _weights(folder):
+    if not weights_in(folder):
         raise EncoderError(
             f"{folder} holds no *.safetensors: other weight formats can carry code and are "
             "refused; convert the model to safetensors"
@@ -324,26 +323,15 @@ def chosen_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _weights(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
-
-
 def _digest(folder: Path, max_tokens: int, reading: Reading) -> bytes:
-    tokenizer = [folder / "tokenizer.json"]
-    if not tokenizer[0].is_file():
-        tokenizer = [folder / name for name in _SLOW_TOKENIZER_FILES]
-    files = [folder / "config.json", *_weights(folder), *tokenizer]
-    files.append(folder / "tokenizer_config.json")
-    outer = hashlib.sha256(f"hanse-encoder-v1\0{reading.name}\0{max_tokens}\0".encode())
-    for file in files:
-        if file.is_file():
-            outer.update(file.name.encode() + b"\0" + _sha256(file))
-    return outer.digest()
+    try:
+        return digest_of(folder, f"hanse-encoder-v1\0{reading.name}\0{max_tokens}\0")
+    except OSError as error:
+        raise EncoderError(f"cannot read the encoder in {folder}: {error}") from error
 
 
 def _sha256(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(cast(Any, file), "sha256").digest()
+        return sha256_of(path)
     except OSError as error:
         raise EncoderError(f"cannot read {path}: {error}") from error

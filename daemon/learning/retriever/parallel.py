@@ -13,10 +13,11 @@ from crypto.arrays import Float32
 from daemon.learning.engine import Engine
 from daemon.learning.group import Group, Tell, together
 from daemon.learning.options import EpochProgress, TrainingOptions
+from daemon.learning.parameters import copies_of
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.retriever.training import TrainingSet, check_enough, fit, shared_copies
+from daemon.learning.retriever.training import TrainingSet, check_enough, fit
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def train(
     check_enough(len(pairs.positives))
     threads = max(1, spec.threads // spec.processes)
     group = Group(spec.processes, threads, retriever.encoder.device.type)
-    start = shared_copies(retriever) if anchor is None else anchor
+    start = copies_of(retriever.shared_parameters()) if anchor is None else anchor
     given = _arrays(retriever.parameters()), _arrays(start)
     work = _Work(spec, threads, pairs, options, seed, *given)
 

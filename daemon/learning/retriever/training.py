@@ -7,7 +7,6 @@ the loop and the parent version's.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from daemon.learning.descent import Descent
 from daemon.learning.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions
+from daemon.learning.parameters import copies_of
 from daemon.learning.retriever.encoder import Texts
 from daemon.learning.retriever.retriever import Retriever
 
@@ -79,8 +79,8 @@ def fit(
         return 0.0
     check_enough(count)
     chance = np.random.Generator(np.random.Philox(key=seed))
-    start = shared_copies(retriever) if anchor is None else anchor
     shared = retriever.shared_parameters()
+    start = copies_of(shared) if anchor is None else anchor
     engine = engine or Engine(retriever.encoder.device)
     width = retriever.encoder.dimension
     descent = Descent(retriever.parameters(), steps_of(count, options), options, engine)
@@ -120,21 +120,6 @@ def _positives_of(queries: Tensor, passages: Tensor, target: Tensor) -> tuple[Te
 def steps_of(count: int, options: TrainingOptions) -> int:
     """The steps that so many pairs take in all epochs."""
     return options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-
-
-def shared_copies(retriever: Retriever) -> list[Tensor]:
-    """The shared parameters as they are now, for the proximal term to hold to."""
-    return [value.detach().clone() for value in retriever.shared_parameters()]
-
-
-def training_seed(seed: int, round_number: int, site: str, draw: int = 0) -> int:
-    """The 128-bit seed of one site's training in one round.
-
-    Mixed, so that sites do not shuffle in step and rounds do not repeat one another.
-    ``draw``: of the round; where a sum is drawn anew it is another one.
-    """
-    text = f"hanse-training-v1\0{seed}\0{round_number}\0{site}" + (f"\0{draw}" if draw else "")
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
 def check_enough(count: int) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from daemon.answering import transformers_model
 from daemon.answering.generator import (
@@ -42,6 +41,7 @@ from daemon.library.search import Ranked
 from daemon.process import workers
 from daemon.process.chat_client import Sampling
 from daemon.process.workers import GivenUp
+from tests.support.small_models import small, tokenizer_of
 
 pytestmark = pytest.mark.slow  # it loads transformers and trains
 
@@ -106,63 +106,6 @@ def asked(lesson: Lesson) -> str:
     return text
 
 
-def tokenizer_of(texts: Sequence[str]) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<pad>", "<s>", "</s>", "<|user|>", "<|end|>", "<|answer|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
-
-
-def small(kind: str, tokenizer: Any) -> Any:
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        T5Config,
-        T5ForConditionalGeneration,
-    )
-
-    if kind == "t5":
-        return T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=len(tokenizer),
-                d_model=64,
-                d_kv=16,
-                d_ff=128,
-                num_layers=1,
-                num_heads=4,
-                dropout_rate=0.0,
-                pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                decoder_start_token_id=tokenizer.pad_token_id,
-            )
-        )
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=1024,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Several wait for one another longer than they work, where others work, too."""
@@ -185,7 +128,7 @@ def taught(folder: Path, kind: str) -> Path:
         torch.manual_seed(1)
         model = small(kind, tokenizer).train()
         read = LanguageModel(model, tokenizer)
-        rows = [torch.tensor(read._ids(text)) for text in texts]
+        rows = [torch.tensor(read.prompt_ids(text)) for text in texts]
         ends = [
             torch.tensor([*tokenizer(one.answer)["input_ids"], tokenizer.eos_token_id])
             for one in taken
@@ -278,7 +221,7 @@ def test_without_what_keeps_eight_bits_it_is_said_how_to_get_it(folder: Path) ->
 
 def linear_bytes(model: LanguageModel) -> int:
     """Of the weights of all linear layers, scales included."""
-    layers = [one for one in model._model.modules() if isinstance(one, torch.nn.Linear)]
+    layers = [one for one in model.model.modules() if isinstance(one, torch.nn.Linear)]
     parts = [getattr(one.weight, "tensor_data_names", None) for one in layers]
     assert layers
     return sum(
@@ -338,14 +281,14 @@ def test_what_was_learned_by_heart_is_foretold_better_than_what_was_not(folder: 
 def test_surprise_is_the_model_s_own_loss_over_the_text_alone(folder: Path) -> None:
     model = LanguageModel.load(folder)
     text, said = asked(lessons()[0]), " whale oil " * 40
-    ids = model._ids(text)
-    more = model._tokenizer(said, add_special_tokens=False)["input_ids"]
+    ids = model.prompt_ids(text)
+    more = model.tokenizer(said, add_special_tokens=False)["input_ids"]
     assert len(more) > 64, "more than are looked at together"
-    if model._to_text:
+    if model.to_text:
         rows, labels = torch.tensor([ids]), torch.tensor([more])
     else:
         rows, labels = torch.tensor([ids + more]), torch.tensor([[-100] * len(ids) + more])
-    loss = model._model(input_ids=rows, labels=labels).loss
+    loss = model.model(input_ids=rows, labels=labels).loss
     assert model.surprise(text, said) == pytest.approx(float(loss), rel=1e-4)
     with pytest.raises(LanguageModelError, match="no token to foretell"):
         model.surprise(text, "")
@@ -356,7 +299,7 @@ def test_only_the_likeliest_token_is_drawn_where_one_may_be(folder: Path) -> Non
     text = asked(lessons()[0])
     greedy = model.write(text, Sampling(12))
     assert model.write(text, Sampling(12, 2.0, 1.0, top_k=1, seed=1)) == greedy
-    if not model._to_text:  # to the other kind the prompt's words are none that stand there
+    if not model.to_text:  # to the other kind the prompt's words are none that stand there
         assert model.write(text, Sampling(12, repetition=2.0)) != greedy, "of the passage's words"
 
 

@@ -26,6 +26,7 @@ from daemon.learning.options import (
 from daemon.learning.retriever import training, training_data
 from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.updates import check_update
 from daemon.library.dense import folder as index_folder
 from daemon.library.dense import index
 from daemon.library.dense.folder import load_index
@@ -35,7 +36,6 @@ from daemon.pairs import made
 from daemon.pairs.made import Made
 from daemon.pairs.training_set import training_set
 from daemon.personal.serving import open_retriever, retriever_for
-from daemon.personal.store import PersonalState
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.evaluation.rankings import evaluate_rankings
@@ -249,10 +249,10 @@ def test_no_update_that_is_not_finite_leaves_the_job(site: Site) -> None:
 
 def test_an_update_that_weighs_nothing_is_refused() -> None:
     with pytest.raises(TrainingError, match="weighs nothing"):
-        learning._check_update(np.zeros(3, dtype=np.float32), 0, PersonalState({}))
+        check_update(np.zeros(3, dtype=np.float32), 0)
     with pytest.raises(TrainingError, match="not finite"):
-        own = PersonalState({"out.bias": np.array([np.inf], dtype=np.float32)})
-        learning._check_update(np.zeros(3, dtype=np.float32), 1, own)
+        own = np.array([np.inf], dtype=np.float32)
+        check_update(np.zeros(3, dtype=np.float32), 1, own)
 
 
 def reciprocal_rank(site: Site, digest: bytes) -> float:

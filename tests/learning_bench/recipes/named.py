@@ -20,12 +20,12 @@ from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
 from daemon.jobs import learning
 from daemon.jobs import personal as personal_jobs
+from daemon.learning.batches import training_seed
 from daemon.learning.from_settings import options_from
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.learning.retriever.peer_negatives import AskingTerms, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.retriever.training import training_seed
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_set
 from daemon.personal import held_out

@@ -18,8 +18,8 @@ from daemon.state.versions import is_sound
 from peers.wire.certificates import verify_chain
 from peers.wire.manifest import NamedModel, log_id
 from proto import control_pb2 as control
-from tests.support.federation import LiveFederation, LiveSite
-from tests.support.small_models import small_writer
+from tests.support.federation import Corpus, LiveFederation, LiveSite
+from tests.support.small_models import small_generator
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,12 +33,12 @@ async def federation(
     root: Path, names: Sequence[str] = SITES, *, without: Sequence[str] = ()
 ) -> AsyncIterator[LiveFederation]:
     """One whose manifest names a generator, which all but the witness have."""
-    base = small_writer(root / "writer")
+    texts = [text for name in SITES for text in Corpus.of(name).texts()]
+    base = small_generator(root / "writer", "t5", texts)
     table = {
         "base_model": str(base),
         "min_triples": 4,
         "learning_rate": 1e-2,
-        "prompt_tokens": 2048,  # each letter is one
     }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
     async with LiveFederation.start(
@@ -78,10 +78,11 @@ async def restarted(live: LiveFederation, name: str, *, fault: str = "") -> Live
 
 async def verified(live: LiveFederation, site: LiveSite, model: str) -> bytes:
     """Every round of a model is what its manifests' quorums voted for; the newest version."""
+    log = log_id(live.federation.federation_id, model or "retriever")
     manifests = {
         version: live.federation.manifest(
             version=version, generator=live.generator if version > 1 else ""
-        ).of_log(log_id(live.federation.federation_id, model))
+        ).of_log(log)
         for version in range(1, live.version + 1)
     }
     certificates = [one.certificate for one in await site.rounds(model)]

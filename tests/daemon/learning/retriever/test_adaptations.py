@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from crypto.durable import sweep
+from daemon.learning.adaptations import onto_columns, onto_rows
 from daemon.learning.options import LearningError, TrainingOptions
+from daemon.learning.parameters import copies_of
 from daemon.learning.retriever.adaptations import (
     FullRetriever,
     LoraServerRetriever,
-    onto_columns,
-    onto_rows,
 )
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
 from daemon.learning.retriever.retriever import Retriever, adapted
-from daemon.learning.retriever.training import TrainingSet, fit, shared_copies
+from daemon.learning.retriever.training import TrainingSet, fit
 from daemon.personal.store import PersonalState, PersonalStore
 from tests.support.small_models import small_encoder
 
@@ -137,7 +137,7 @@ def test_alternate_rounds_come_near_to_a_change_of_low_rank(encoder: Encoder) ->
             for weight, target in zip(retriever.parameters(), wanted, strict=True):
                 weight.copy_(target)
         retriever.load_vector(retriever.vector())
-        weights = zip(shared_copies(retriever), wanted, start, strict=True)
+        weights = zip(copies_of(retriever.shared_parameters()), wanted, start, strict=True)
         missing.append(max(float((w - t).norm() / (t - s).norm()) for w, t, s in weights))
     assert missing[0] > 0.5, "a random subspace holds little of it"
     assert missing[1] < 0.05
@@ -147,7 +147,7 @@ def test_alternate_rounds_come_near_to_a_change_of_low_rank(encoder: Encoder) ->
 
 
 def distance(retriever: Retriever, start: list[torch.Tensor]) -> float:
-    moved = zip(shared_copies(retriever), start, strict=True)
+    moved = zip(copies_of(retriever.shared_parameters()), start, strict=True)
     return math.sqrt(sum(float((value - origin).square().sum()) for value, origin in moved))
 
 
@@ -155,7 +155,7 @@ def test_the_proximal_term_holds_the_parameters_back(encoder: Encoder) -> None:
     moved = []
     for mu in (0.0, 10.0):
         retriever = HeadRetriever(encoder)
-        start = shared_copies(retriever)
+        start = copies_of(retriever.shared_parameters())
         fit(retriever, pairs_of(retriever), replace(OPTIONS, proximal=mu), 1)
         moved.append(distance(retriever, start))
     assert moved[1] < 0.7 * moved[0]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from daemon.learning.options import TrainingError
+from daemon.learning.parameters import copies_of
 from daemon.learning.retriever import parallel
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.retriever.training import shared_copies
 from tests.daemon.learning.retriever.test_training import OPTIONS, SUBJECTS, pairs_about
 from tests.support.small_models import small_encoder
 
@@ -45,7 +45,7 @@ def trained(spec: RetrieverSpec) -> tuple[np.ndarray, list[tuple[int, float]]]:
     assert pairs.queries.features is not None
     assert pairs.passages.features is not None
     pairs = replace(pairs, parent=(pairs.queries.features, pairs.passages.features))
-    anchor = shared_copies(retriever)
+    anchor = copies_of(retriever.shared_parameters())
     start = retriever.vector()
     # A student that has moved on from what the proximal term holds it to.
     retriever.load_vector(start + np.linspace(-1e-3, 1e-3, len(start), dtype=np.float32))

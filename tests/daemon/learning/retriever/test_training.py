@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from crypto.quantize import LOSS_BOUND
+from daemon.learning.batches import training_seed
 from daemon.learning.losses import info_nce
 from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever
 from daemon.learning.retriever.mining import filter_ranked, mine_negatives
 from daemon.learning.retriever.retriever import Retriever, adapted
-from daemon.learning.retriever.training import TrainingSet, fit, training_seed
+from daemon.learning.retriever.training import TrainingSet, fit
 from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]

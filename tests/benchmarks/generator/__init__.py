@@ -1,0 +1,1 @@
+"""What a federation makes of its generator, and what that takes."""

@@ -1,0 +1,211 @@
+"""The learning worker's jobs for a generator, from a library to an update, on small models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config.recipes import ServerOptions
+from crypto.arrays import Float32
+from crypto.quantize import LOSS_BOUND
+from daemon.jobs import generator as jobs
+from daemon.learning.generator.spec import GeneratorSpec
+from daemon.learning.generator.triples import Triple
+from daemon.learning.options import (
+    EpochProgress,
+    GeneratorLoad,
+    LearningError,
+    TrainingError,
+    TrainingOptions,
+    TrainingResult,
+)
+from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Document, Pair, Reference
+from daemon.library.store import Library
+from daemon.process.workers import Worker
+from daemon.state.versions import VersionError, read_version, write_version
+from tests.support.small_models import small_generator
+
+SUBJECTS = ("pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln")
+PLAN = TrainingOptions(local_epochs=4, batch_size=4, learning_rate=1e-2)
+DOCUMENTS = [
+    Document(
+        f"yard/{subject}",
+        f"The {subject}",
+        f"Nobody knows who built it. The {subject} needs oil of grade {number}.",
+    )
+    for number, subject in enumerate(SUBJECTS)
+]
+PAIRS = [
+    Pair(
+        f"what care does the {subject} need?",
+        (f"yard/{subject}",),
+        reference=Reference((f"The {subject} needs oil of grade {number}.",)),
+    )
+    for number, subject in enumerate(SUBJECTS)
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's folder and what it runs."""
+
+    spec: GeneratorSpec
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "library.sqlite3"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions"
+
+    @property
+    def update(self) -> Path:
+        return self.folder / "spool" / "update.npy"
+
+    def fill(self, documents: list[Document], pairs: list[Pair]) -> None:
+        with Library.open(self.library) as library:
+            words: Callable[[str], int] = lambda text: len(text.split())  # noqa: E731
+            library.put_documents(documents, splitter=SentenceSplitter(words, 40))
+            library.put_pairs(pairs)
+
+    def train(
+        self, parent: bytes, plan: TrainingOptions = PLAN, round: int = 1, site: str = "yard"
+    ) -> tuple[TrainingResult, Float32]:
+        result = jobs.train(
+            self.spec, self.library, self.versions, parent, plan, round, site, self.update
+        )
+        return result, np.load(self.update, allow_pickle=False)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> GeneratorSpec:
+    texts = [document.text for document in DOCUMENTS] + [pair.query for pair in PAIRS]
+    folder = small_generator(tmp_path_factory.mktemp("base"), "llama", texts)
+    return GeneratorSpec(base_model=str(folder), prompt_tokens=900, answer_tokens=64, device="cpu")
+
+
+@pytest.fixture
+def site(spec: GeneratorSpec, tmp_path: Path) -> Site:
+    made = Site(spec, tmp_path)
+    made.fill(DOCUMENTS, PAIRS)
+    return made
+
+
+def test_an_update_is_what_training_changed_and_its_loss(site: Site) -> None:
+    first = jobs.write_initial_version(site.spec, site.versions)
+    shape = jobs.describe(site.spec).shape_manifest
+    result, update = site.train(first)
+    assert update.dtype == np.float32
+    assert update.shape == (shape.total + 1,)
+    assert result.num_examples == len(PAIRS) == jobs.trainable(site.spec, site.library)
+    assert update[-1] == pytest.approx(result.mean_loss / LOSS_BOUND)
+    start = read_version(site.versions, first, shape.digest)
+    second, _ = write_version(site.versions, shape.digest, start + update[:-1])
+    again, _ = site.train(second, round=2)
+    assert again.mean_loss < result.mean_loss
+    # Nothing of the last job is in this one.
+    assert site.train(first)[1].tobytes() == update.tobytes()
+    assert site.train(first, site="mill")[1].tobytes() != update.tobytes()
+
+
+def test_a_round_without_epochs_exchanges_zeros(site: Site) -> None:
+    first = jobs.write_initial_version(site.spec, site.versions)
+    result, update = site.train(first, replace(PLAN, local_epochs=0))
+    assert result == TrainingResult(0.0, len(PAIRS))
+    assert not update.any()
+
+
+@pytest.mark.parametrize(
+    ("documents", "pairs", "cause"),
+    [
+        ([], [], "none of this site's 0 question-passage-answer triples"),
+        (DOCUMENTS, [replace(pair, reference=None) for pair in PAIRS], "none of this site's 0 "),
+        (
+            DOCUMENTS,
+            [replace(pair, query="why? " * 900) for pair in PAIRS],
+            "none of this site's 8 ",
+        ),
+    ],
+    ids=["nothing", "no answers", "questions without room"],
+)
+def test_a_site_without_triples_says_what_it_lacks(
+    spec: GeneratorSpec, tmp_path: Path, documents: list[Document], pairs: list[Pair], cause: str
+) -> None:
+    site = Site(spec, tmp_path)
+    site.fill(documents, pairs)
+    first = jobs.write_initial_version(spec, site.versions)
+    with pytest.raises(TrainingError, match=cause):
+        site.train(first)
+    assert not site.update.exists()
+
+
+def test_plans_that_do_not_go_with_a_generator_are_refused(site: Site) -> None:
+    first = jobs.write_initial_version(site.spec, site.versions)
+    with pytest.raises(LearningError, match="a generator has none: use 'global'"):
+        site.train(first, replace(PLAN, start_from="local"))
+    projected = replace(site, spec=replace(site.spec, adapt="lora_server"))
+    with pytest.raises(LearningError, match="aggregate = 'fedadam' and adapt = 'lora_server'"):
+        projected.train(first, replace(PLAN, server=ServerOptions(rule="fedadam")))
+    with pytest.raises(LearningError, match=r"set generator\.base_model"):
+        jobs.describe(GeneratorSpec())
+    with pytest.raises(VersionError):
+        projected.train(first)
+
+
+def test_what_is_held_out_is_no_triple(site: Site) -> None:
+    kept = Document("yard/loom", "The loom", "The loom needs wax.", split="test")
+    asked = Pair("what does the loom need?", ("yard/loom",), reference=Reference(("wax",)))
+    site.fill([kept], [asked, replace(PAIRS[0], query="and now?", split="test")])
+    assert jobs.trainable(site.spec, site.library) == len(PAIRS)
+
+
+async def test_the_worker_says_what_it_takes_and_then_each_epoch(site: Site) -> None:
+    worker = Worker("learning", threads=1)
+    told: list[Any] = []
+    try:
+        first = await worker.run(jobs.write_initial_version, site.spec, site.versions)
+        at = (site.spec, site.library, site.versions, first, PLAN, 1, "yard", site.update)
+        await worker.run_reporting(told.append, jobs.train, *at)
+    finally:
+        await worker.stop()
+    load, *epochs = told
+    assert isinstance(load, GeneratorLoad)
+    assert (load.examples, load.left_out, load.cut) == (len(PAIRS), 0, 0)
+    assert load.optimiser + load.activations < load.available
+    assert [type(one) for one in epochs] == [EpochProgress] * PLAN.local_epochs
+
+
+def test_a_triple_is_asked_as_the_site_asks_and_cites_its_passages(site: Site) -> None:
+    model = jobs.generator_for(site.spec).language_model
+    triple = Triple(
+        "what care does the pump need?",
+        ("The lamp needs tar.", "The pump needs oil. It needs water [4]."),
+        "The pump needs oil. Tar is for the lamp! It needs water [4]",
+        "supplied",
+    )
+    (example,) = jobs.examples_of([triple], model, site.spec)
+    assert example.prompt.index("The lamp needs tar.") < example.prompt.index("The pump needs oil.")
+    assert "what care does the pump need?" in example.prompt
+    assert (
+        example.answer == "The pump needs oil [2]. Tar is for the lamp [1]! It needs water (4) [2]"
+    )
+    # Passages are left out, worst first, until the prompt has room; the question never is.
+    narrow = replace(site.spec, prompt_tokens=model.count(example.prompt) - 1)
+    (shorter,) = jobs.examples_of([triple], model, narrow)
+    assert triple.question in shorter.prompt
+    assert model.count(shorter.prompt) <= narrow.prompt_tokens
+
+
+def test_naming_the_jobs_loads_no_torch() -> None:
+    code = "import sys, daemon.jobs.generator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
