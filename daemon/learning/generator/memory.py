@@ -20,7 +20,9 @@ from daemon.learning.options import GeneratorLoad, TrainingError
 
 _PROBES = (16, 32)  # tokens of a prompt, and as many of an answer
 _GRADIENT_AND_MOMENTS = 3  # numbers for each that trains
-_LOGITS = 3  # their gradient, and those of the answers with theirs, in float32
+# Logits, the answered ones, and the gradients of both come and go at the peak. With FLAN-T5-small's
+# measures the process then grew by 0.98 to 1.06 times what is stated here.
+_LOGITS = 5
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
