@@ -122,7 +122,6 @@ class GeneratorAxes:
     answer_tokens: Annotated[int, Ge(1), Le(8192)] = 128
     accumulation: Annotated[int, Ge(1), Le(4096)] = 1
     checkpointing: bool = False
-    precision: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class GeneratorSpec(GeneratorAxes):
     """Base model and adaptation, as the operator chose them; options have their names in settings.
 
     ``base_model``: a folder with a language model of Hugging Face, causal or from text to text.
-    ``threads``: those torch may use in one worker. ``retriever``: by which questions that are
+    ``threads``: those torch may use in one worker. ``precision``: of its products. ``retriever``: by which questions that are
     learned from find their passages, as far as a site's pairs go.
     """
 
@@ -22,3 +22,4 @@ class GeneratorSpec(GeneratorAxes):
     retriever: RetrieverSpec = field(default_factory=RetrieverSpec)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"

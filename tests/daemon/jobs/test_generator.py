@@ -129,14 +129,13 @@ def test_a_round_without_epochs_exchanges_zeros(site: Site) -> None:
     ("documents", "pairs", "cause"),
     [
         ([], [], "none of this site's 0 question-passage-answer triples"),
-        (DOCUMENTS, [replace(pair, reference=None) for pair in PAIRS], "none of this site's 0 "),
         (
             DOCUMENTS,
-            [replace(pair, query="why? " * 900) for pair in PAIRS],
+            [replace(pair, query=pair.query * 200) for pair in PAIRS],
             "none of this site's 8 ",
         ),
     ],
-    ids=["nothing", "no answers", "questions without room"],
+    ids=["nothing", "questions without room"],
 )
 def test_a_site_without_triples_says_what_it_lacks(
     spec: GeneratorSpec, tmp_path: Path, documents: list[Document], pairs: list[Pair], cause: str
