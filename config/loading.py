@@ -26,6 +26,7 @@ from config.settings import (
     SECTIONS,
     ControlSettings,
     GatewaySettings,
+    GeneratorSettings,
     IndexSettings,
     LearningSettings,
     LibrarySettings,
@@ -311,8 +312,22 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
         )
     if isinstance(retrieval, RetrievalSettings):
         yield from _model_problems(retrieval)
+        generator = sections.get("generator")
+        if retrieval.generator == "federated" and isinstance(generator, GeneratorSettings):
+            yield from _base_problems(generator)
         for name in ("retriever", "next_retriever"):
             yield from _passage_problems(name, sections.get(name), retrieval)
+
+
+def _base_problems(generator: GeneratorSettings) -> Iterator[Problem]:
+    """What the sites train together is to answer, and this site has nothing to build it on."""
+    if generator.base_model is None:
+        yield Problem(
+            "generator.base_model",
+            "nothing",
+            'a folder with a language model with retrieval.generator = "federated"',
+            'write for example base_model = "/srv/models/flan-t5-small"',
+        )
 
 
 def _model_problems(retrieval: RetrievalSettings) -> Iterator[Problem]:

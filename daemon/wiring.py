@@ -21,7 +21,7 @@ from config.settings import (
     RetrieverSettings,
     Settings,
 )
-from daemon.answering.options import AnsweringOptions
+from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.control.context import ServiceContext
 from daemon.control.socket import ADMINISTRATION, ServiceSocket
 from daemon.jobs import generator as generator_jobs
@@ -176,11 +176,19 @@ def retriever_spec(settings: Settings, site: str) -> RetrieverSpec:
     )
 
 
-def answering_options(settings: Settings) -> AnsweringOptions:
+def answering_options(settings: Settings, retriever: RetrieverSpec) -> AnsweringOptions:
     """How questions are answered."""
     said = settings.retrieval.model_dump(exclude={"passage_tokens", "top_k"}, exclude_none=True)
     said |= {"cross_encoder": str(said.get("cross_encoder", ""))}
-    return AnsweringOptions(**said, device=settings.retriever.device)
+    federated = None
+    if settings.generator.base_model is not None:
+        state = state_of(settings)
+        federated = FederatedWriter(
+            generator_spec(settings, retriever),
+            state.of_model(GENERATOR).versions,
+            state.generator_in_use,
+        )
+    return AnsweringOptions(**said, device=settings.retriever.device, federated=federated)
 
 
 def collection_of(
@@ -197,7 +205,7 @@ def collection_of(
             willing=settings.training.willing,
             min_pairs=settings.training.min_pairs,
             tell_complexity=settings.depth.tell_complexity,
-            answering=answering_options(settings),
+            answering=answering_options(settings, retrievers.spec),
         ),
         learning=workers.learning,
         answering=workers.answering,
@@ -484,12 +492,13 @@ async def generator_of(
     """
     settings, workers = site.settings, site.workers
     generator = FederatedGenerator(
-        _generator_spec(settings, spec),
+        generator_spec(settings, spec),
         library=collection.library_path,
         learning=workers.learning,
         answering=workers.answering,
         willing=settings.training.willing,
         min_triples=settings.generator.min_triples,
+        in_use=state_of(settings).generator_in_use,
     )
     rounds, state = site.membership.log(GENERATOR), state_of(settings).of_model(GENERATOR)
     if rounds.manifest.retriever is None:
@@ -510,7 +519,7 @@ async def generator_of(
     return generator, {GENERATOR: driver}
 
 
-def _generator_spec(settings: Settings, retriever: RetrieverSpec) -> GeneratorSpec:
+def generator_spec(settings: Settings, retriever: RetrieverSpec) -> GeneratorSpec:
     """The generator that this site can train."""
     return GeneratorSpec(
         retriever=retriever,

@@ -460,6 +460,11 @@ class GeneratorStatus(_message.Message):
     WHY_NOT_FIELD_NUMBER: _builtins.int
     TRIPLES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    ANSWERING_DIGEST_FIELD_NUMBER: _builtins.int
+    JUDGED_DIGEST_FIELD_NUMBER: _builtins.int
+    JUDGED_BY_FIELD_NUMBER: _builtins.int
+    BASE_PERPLEXITY_FIELD_NUMBER: _builtins.int
+    PERPLEXITY_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """folder, as configured; empty: this site trains none"""
     own: _builtins.str
@@ -478,6 +483,16 @@ class GeneratorStatus(_message.Message):
     """questions with passages and answers that it would learn from"""
     last_error: _builtins.str
     """of these rounds; empty when none"""
+    answering_digest: _builtins.bytes
+    """version that answers where retrieval.generator is "federated"; empty: the base model"""
+    judged_digest: _builtins.bytes
+    """the newest that was judged; empty: none"""
+    judged_by: _builtins.int
+    """validation triples; fewer than 10: the base model answers"""
+    base_perplexity: _builtins.float
+    """of their answers, to the base model; 0: not judged"""
+    perplexity: _builtins.float
+    """likewise to the version that answers"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -495,10 +510,15 @@ class GeneratorStatus(_message.Message):
         why_not: _builtins.str = ...,
         triples: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        answering_digest: _builtins.bytes = ...,
+        judged_digest: _builtins.bytes = ...,
+        judged_by: _builtins.int = ...,
+        base_perplexity: _builtins.float = ...,
+        perplexity: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "head_round", b"head_round", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "base_model", b"base_model", "base_perplexity", b"base_perplexity", "head_round", b"head_round", "judged_by", b"judged_by", "judged_digest", b"judged_digest", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "perplexity", b"perplexity", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

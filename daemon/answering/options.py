@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from config.answering import AnsweringAxes
+from daemon.learning.generator.spec import GeneratorSpec
+
+
+@dataclass(frozen=True)
+class FederatedWriter:
+    """What ``generator = "federated"`` writes with.
+
+    ``versions``: the folder of the generator's versions; ``in_use``: the file that says which
+    (`daemon.learning.generator.in_use`).
+    """
+
+    spec: GeneratorSpec
+    versions: Path
+    in_use: Path
 
 
 @dataclass(frozen=True)
@@ -17,7 +32,7 @@ class AnsweringOptions(AnsweringAxes):
     ``cross_encoder``: the folder of a model that ranks the ``cross_encoder_depth`` best passages
     anew (`daemon.answering.cross_encoder`); "": none does.
     ``language_model``: the folder, or URL#NAME, of what writes; "": nothing does. ``device``: as
-    the retriever's.
+    the retriever's. ``federated``: of ``[generator]``; None: it has no base model.
 
     ``lost_answers``: the share of questions with an answer that may be refused
     (`daemon.answering.abstention`); 0: none is, however little was found.
@@ -26,6 +41,7 @@ class AnsweringOptions(AnsweringAxes):
     cross_encoder: str = ""
     language_model: str = ""
     device: str = "auto"
+    federated: FederatedWriter | None = None
 
 
 AS_USUAL = AnsweringOptions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pwd
 import time
@@ -243,6 +244,12 @@ async def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     reply.why_not = situation.reason
     reply.triples = situation.num_examples
     reply.last_error = driver.last_error
+    used = generator.in_use
+    reply.answering_digest, reply.judged_digest = map(bytes.fromhex, (used.version, used.judged))
+    reply.judged_by = used.triples
+    if used.base is not None and used.best is not None:
+        reply.base_perplexity = math.exp(min(used.base.nats, 700.0))
+        reply.perplexity = math.exp(min(used.best.nats, 700.0))
     if driver.protocol.run is not None:
         reply.run.CopyFrom(driver.protocol.run)
     return reply

@@ -86,6 +86,26 @@ def questions_to_learn(spec: RetrieverSpec, library: Library) -> list[Asked]:
     return [asked for key, asked in found.items() if asked.passages and key not in held_out]
 
 
+def held_out_triples(library: Library, support: Support) -> list[Triple]:
+    """The site's validation questions that have a supplied answer, by which versions are judged.
+
+    Raises LibraryError.
+    """
+    of_document: dict[str, list[Passage]] = {}
+    for passage in library.passages():
+        of_document.setdefault(passage.document_id, []).append(passage)
+    pairs, _ = library.referenced("valid")
+    found: dict[str, Asked] = {}
+    for pair in pairs:
+        _add_supplied(found, _of_supplied(pair, of_document))
+    made: list[Triple] = []
+    for asked in found.values():
+        if asked.answers and asked.passages:
+            answer, ranked = _best_supported(asked, support)
+            made.append(Triple(asked.question, _texts(ranked), answer, "supplied"))
+    return made
+
+
 def counts_of(questions: Sequence[Asked]) -> TripleCounts:
     """How many of them have an answer of which kind."""
     supplied = sum(bool(one.answers) for one in questions)

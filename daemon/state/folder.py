@@ -22,6 +22,11 @@ class StateFolder:
 
     root: Path
 
+    @property
+    def generator_in_use(self) -> Path:
+        """Which version of the generator answers (`daemon.learning.generator.in_use`)."""
+        return self.root / "generator" / "in_use.json"
+
     def of_model(self, model: str) -> StateFolder:
         """Where the rounds of another model than the retriever keep what they keep."""
         return StateFolder(self.root / model)

@@ -107,7 +107,19 @@ def _generator(its: GeneratorStatus) -> list[tuple[str, str]]:
         rows.append(("generator's round", f"{where}, version {short(its.model_digest.hex())}"))
     learns = f"{its.triples} questions with passages and answers"
     rows.append(("generator learns", f"no: {its.why_not}" if its.why_not else learns))
+    rows.append(("generator answers", _judged(its)))
     return rows + ([("generator's error", its.last_error)] if its.last_error else [])
+
+
+def _judged(its: GeneratorStatus) -> str:
+    """What of it answers, where it is asked to, and by what that was chosen."""
+    version = short(its.answering_digest.hex()) if its.answering_digest else "the base model"
+    if not its.base_perplexity:
+        return f"{version}: {its.judged_by} validation pairs with answers, 10 are needed"
+    return (
+        f"{version}: perplexity {its.perplexity:.2f}, the base model's {its.base_perplexity:.2f}, "
+        f"on {its.judged_by} validation pairs"
+    )
 
 
 def _answers_from(reply: StatusReply) -> str:

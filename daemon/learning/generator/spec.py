@@ -14,8 +14,8 @@ class GeneratorSpec(GeneratorAxes):
     """Base model and adaptation, as the operator chose them; options have their names in settings.
 
     ``base_model``: a folder with a language model of Hugging Face, causal or from text to text.
-    ``threads``: those torch may use in one worker. ``precision``: of its products. ``retriever``: by which questions that are
-    learned from find their passages, as far as a site's pairs go.
+    ``threads``: those torch may use in one worker; ``precision``: of its products.
+    ``retriever``: what makes this site's pairs, from which triples follow.
     """
 
     base_model: str = ""

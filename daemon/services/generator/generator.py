@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from daemon.jobs import generator as generator_jobs
+from daemon.learning.generator.in_use import InUse, read_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError
-from daemon.process.workers import Worker
-from daemon.state.versions import Shapes, UnreadShapes
+from daemon.library.schema import LibraryError
+from daemon.process.tasks import logged
+from daemon.process.workers import Worker, WorkerCrashed
+from daemon.state.versions import Shapes, UnreadShapes, VersionError
 from peers.attempts import effects as do
 from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
 
@@ -38,6 +42,7 @@ class FederatedGenerator:
         answering: Worker,
         willing: bool,
         min_triples: int,
+        in_use: Path,
     ) -> None:
         self.served_digest = b""
         self.own: OwnGenerator | None = None  # None: there is no base model here
@@ -49,13 +54,18 @@ class FederatedGenerator:
         self._min_triples = min_triples
         self._named: NamedModel | None = None
         self._wanted_digest = b""
+        self._in_use_file = in_use
+        self.in_use = InUse()
+        self._versions = Path()
+        self._come = asyncio.Event()  # another version has
 
     async def prepare(self, versions: Path, named: NamedModel | None) -> None:
         """Look at the base model, if there is one; ``named``: by the manifest in force.
 
         Raises LearningError for one that can't be trained.
         """
-        self._named = named
+        self._named, self._versions = named, versions
+        self._found(await asyncio.to_thread(read_in_use, self._in_use_file))
         if not self.spec.base_model:
             return
         log.info("loading the generator's base model", base_model=self.spec.base_model)
@@ -104,6 +114,31 @@ class FederatedGenerator:
     def adopt(self, model_digest: bytes) -> None:
         """A version was committed, or is here again."""
         self._wanted_digest = model_digest
+        self._come.set()
+
+    async def run(self) -> None:
+        """Judge each version that comes, the newest only, until cancelled."""
+        while True:
+            await self._come.wait()
+            self._come.clear()
+            if self._wanted_digest.hex() != self.in_use.judged and not self.lacking:
+                await logged(self._judge(self._wanted_digest))
+
+    async def _judge(self, digest: bytes) -> None:
+        try:
+            found = await self._learning.run(
+                generator_jobs.choose,
+                *(self.spec, self._library, self._versions, digest, self._in_use_file),
+            )
+        except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
+            log.warning("a generator's version could not be judged", cause=str(error))
+            return
+        self._found(found)
+        log.info("a generator's version was judged", judged=found.judged, answers=found.version)
+
+    def _found(self, in_use: InUse) -> None:
+        self.in_use = in_use
+        self.served_digest = bytes.fromhex(in_use.version)
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to its training, and why not if it can't."""

@@ -39,6 +39,7 @@ async def federation(
         "base_model": str(base),
         "min_triples": 4,
         "learning_rate": 1e-2,
+        "prompt_tokens": 4096,  # it has a token for many a letter
     }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
     async with LiveFederation.start(

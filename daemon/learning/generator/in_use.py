@@ -1,0 +1,66 @@
+"""Which version of the generator answers at this site, and what it was judged by.
+
+The learning worker judges and writes; the answering worker reads with each question, so that a
+version takes over between two of them. Until one is judged to do better than the base model at
+this site, the base model answers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from crypto.durable import whole
+
+_FORMAT = "hanse-generator-in-use-1"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a version does on this site's validation triples.
+
+    ``nats``: mean negative log-likelihood of a token of an answer; ``rouge_l``: F of what it
+    writes, NaN where that is not told (hanse[eval]); ``cited``: share of written sentences that
+    cite a passage and are supported by it.
+    """
+
+    nats: float
+    rouge_l: float
+    cited: float
+
+
+@dataclass(frozen=True)
+class InUse:
+    """``version``: hex digest of the one that answers, "" for the base model.
+
+    ``judged``: hex digest of the newest that was judged, ``triples`` by how many. ``base``,
+    ``best``, ``newest``: the base model, what answers and the newest; None: not judged.
+    """
+
+    version: str = ""
+    judged: str = ""
+    triples: int = 0
+    base: Judged | None = None
+    best: Judged | None = None
+    newest: Judged | None = None
+
+
+def read_in_use(path: Path) -> InUse:
+    """What was written last; the base model where nothing was, or it is no such file."""
+    try:
+        said = json.loads(path.read_bytes())
+        if said.pop("format") != _FORMAT:
+            return InUse()
+        for name in ("base", "best", "newest"):
+            said[name] = Judged(**said[name]) if said[name] is not None else None
+        return InUse(**said)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return InUse()
+
+
+def write_in_use(path: Path, in_use: InUse) -> None:
+    """Whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as unfinished:
+        unfinished.write_text(json.dumps({"format": _FORMAT, **asdict(in_use)}))
