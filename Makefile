@@ -109,7 +109,7 @@ bench: $(INSTALLED) ## measure; figures go to docs/results/bench.jsonl
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 bench-poisoning: $(INSTALLED) ## poison updates on real questions, with and without robust rules
-	@$(BIN)/python -m tests.benchmarks.poisoning $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.attacks.poisoning $(ARGS)
 
 # Finished cells and the encoder's features stay in the cache (CACHE=..., default
 # ~/.cache/hanse-learning-bench), so it can be interrupted and taken up again.

@@ -57,7 +57,7 @@ HOMES = {
     "torch": MODELS,
     "transformers": MODELS,
     "peft": ("daemon/learning/",),
-    "accelerate": ("daemon/learning/engine.py",),
+    "accelerate": ("daemon/learning/engine/engine.py",),
     "tokenizers": MODELS,
     "ir_measures": ("daemon/evaluation/",),
     "sacrebleu": ("daemon/evaluation/",),

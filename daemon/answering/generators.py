@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from config.answering import USUAL_GENERATOR
-from daemon.answering import federated_model, openai_server, transformers_model
+from daemon.answering import openai_server, transformers_model
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.extractive import ExtractiveGenerator
 from daemon.answering.generator import Generator
@@ -37,10 +37,10 @@ GENERATORS: dict[str, Make] = {
     USUAL_GENERATOR: lambda question, sentences, _: ExtractiveGenerator(question, sentences),
     "transformers": _written(transformers_model.model),
     "openai": _written(openai_server.model),
-    "federated": _written(federated_model.model),
+    "federated": _written(transformers_model.federated),
 }
 CHECKS: dict[str, Callable[[AnsweringOptions], AnswerModel]] = {
     "transformers": transformers_model.model,
     "openai": openai_server.model,
-    "federated": federated_model.model,
+    "federated": transformers_model.federated,
 }

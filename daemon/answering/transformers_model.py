@@ -1,13 +1,25 @@
-"""The generator "transformers": a language model in a folder, run in the answering worker."""
+"""The generators "transformers" and "federated": language models run in the answering worker.
+
+The first is in a folder. The other is what the sites train together: a base model with the
+version that this site's validation has chosen, alone until one is. That is looked at with each
+question: what was chosen meanwhile answers the next one.
+"""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from daemon.answering.options import AnsweringOptions
+from crypto.arrays import Float32
+from daemon.answering.options import AnsweringOptions, FederatedWriter
+from daemon.learning.generator.in_use import read_in_use
 from daemon.learning.language_model import LanguageModel, LanguageModelError
-from daemon.learning.options import EncoderError
+from daemon.learning.options import EncoderError, LearningError
+from daemon.state.versions import VersionError, read_version
+
+if TYPE_CHECKING:
+    from daemon.learning.generator.generator import Generator
 
 _REMEDY = "correct retrieval.language_model, or choose another retrieval.generator"
 
@@ -25,3 +37,48 @@ def _loaded(folder: str, device: str, eight_bit: bool) -> LanguageModel:
         return LanguageModel.load(Path(folder), str(chosen_device(device)), eight_bit=eight_bit)
     except (LanguageModelError, EncoderError) as error:
         raise LanguageModelError(f"{error}: {_REMEDY}") from error
+
+
+def federated(options: AnsweringOptions) -> LanguageModel:
+    """The base model with the chosen version; raises LanguageModelError."""
+    if options.federated is None:
+        raise LanguageModelError(
+            "no base model is here for retrieval.generator = 'federated': set generator.base_model"
+        )
+    return _loaded_writer(options.federated).language_model()
+
+
+class _Writer:
+    """One loaded generator, and the version that is in it."""
+
+    def __init__(self, writer: FederatedWriter, generator: Generator) -> None:
+        self._writer = writer
+        self._generator = generator
+        self._version = ""
+
+    def language_model(self) -> LanguageModel:
+        """As it is to answer now."""
+        version = read_in_use(self._writer.in_use).version
+        if version != self._version:
+            try:
+                self._generator.load_vector(self._vector(version))
+            except VersionError as error:
+                raise LanguageModelError(f"the generator's version is not used: {error}") from error
+            self._version = version
+        return self._generator.language_model
+
+    def _vector(self, version: str) -> Float32:
+        if not version:
+            return self._generator.initial_vector()
+        shape = self._generator.shape_manifest.digest
+        return read_version(self._writer.versions, bytes.fromhex(version), shape)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded_writer(writer: FederatedWriter) -> _Writer:
+    from daemon.learning.generator.generator import Generator
+
+    try:
+        return _Writer(writer, Generator.load(writer.spec))
+    except LearningError as error:
+        raise LanguageModelError(f"{error}: correct generator.base_model") from error

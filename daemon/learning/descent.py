@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from daemon.learning.engine import Engine
+from daemon.learning.engine.engine import Engine
 from daemon.learning.options import TrainingError, TrainingOptions
 
 FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.descent import Descent
-from daemon.learning.engine import Engine
+from daemon.learning.engine.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
 from daemon.learning.retriever import training

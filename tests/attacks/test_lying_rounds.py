@@ -23,7 +23,7 @@ from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.attacks.programs.lying_fedd import HEAVY
 from tests.attacks.test_lying_coordinator import shared, update, vector_of
-from tests.benchmarks import poisoning
+from tests.benchmarks.attacks import poisoning
 from tests.support.federation import Corpus, LiveFederation, LiveSite, Surroundings
 
 pytestmark = [

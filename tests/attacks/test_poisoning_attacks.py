@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks import poisoning
+from tests.benchmarks.attacks import poisoning
 
 pytestmark = [
     pytest.mark.attacks,

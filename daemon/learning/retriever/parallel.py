@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from crypto.arrays import Float32
-from daemon.learning.engine import Engine
-from daemon.learning.group import Group, Tell, together
+from daemon.learning.engine.engine import Engine
+from daemon.learning.engine.group import Group, Tell, together
 from daemon.learning.options import EpochProgress, TrainingOptions
 from daemon.learning.parameters import copies_of
 from daemon.learning.retriever.encoder import Encoder

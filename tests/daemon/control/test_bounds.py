@@ -139,7 +139,11 @@ async def test_a_choice_that_there_is_not_is_an_invalid_argument(
 ) -> None:
     settings = tmp_path / "fedd.toml"
     settings.write_text("")
-    around = SimpleNamespace(driver=None, collection=None, audit=None, settings=load(settings))
+    settings_read = load(settings)
+    driver = SimpleNamespace(model="retriever")
+    around = SimpleNamespace(
+        driver=driver, driver_of=lambda _: driver, audit=None, settings=settings_read
+    )
     calls: Any = TrainingCalls
     async with served(calls(around, "uid:0"), tmp_path) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match=r"no recipe|no choice") as refused:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from daemon.learning.descent import CLIP, FINAL_RATE, Descent
-from daemon.learning.engine import Engine
+from daemon.learning.engine.engine import Engine
 from daemon.learning.options import TrainingOptions
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from crypto.arrays import Rows
-from daemon.learning.engine import Engine
-from daemon.learning.group import Group, Tell, together
+from daemon.learning.engine.engine import Engine
+from daemon.learning.engine.group import Group, Tell, together
 from daemon.learning.options import LearningError, TrainingError
 
 COUNTS = (1, 2, 3, 5, 8)  # of rows for three processes: none for some, unequal, equal

@@ -1,4 +1,4 @@
-"""What embeddings of real institutions expose: `python -m tests.benchmarks.inversion`.
+"""What embeddings of real institutions expose: `python -m tests.benchmarks.attacks.inversion`.
 
 Reads HANSE_DATA/medquad, embeds each site's passages with the default encoder (kept in
 --cache), runs the daemon's own audit and appends a line a site to
@@ -113,7 +113,7 @@ def page(audits: list[dict[str, Any]]) -> str:
 
 _HEAD = """# What embeddings expose
 
-Made by `python -m tests.benchmarks.inversion --data DATA` (MedQuAD, MiniLM as it comes, 384
+Made by `python -m tests.benchmarks.attacks.inversion --data DATA` (MedQuAD, MiniLM as it comes, 384
 coordinates); the figures with all digits are in [inversion.jsonl](inversion.jsonl). What is
 attacked, how and why: [decision 0017](../decisions/0017-inversion-audit.md). A site makes its
 own table with `fedctl audit embeddings`.

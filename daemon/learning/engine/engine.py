@@ -35,7 +35,7 @@ class Engine:
     """One process's part in a training, on one device.
 
     Alone, it changes no bit of what plain torch does with the same steps. In a process
-    group (`daemon.learning.group.together`) each process makes one.
+    group (`daemon.learning.engine.group.together`) each process makes one.
     ``precision``: "bfloat16" embeds in mixed precision; parameters, the loss and the
     optimiser's state stay float32.
     """

@@ -1,6 +1,6 @@
 """What poisoned updates do to retrieval on real questions, with and without a robust rule.
 
-    python -m tests.benchmarks.poisoning [--rounds 4]        (make bench-poisoning)
+    python -m tests.benchmarks.attacks.poisoning [--rounds 4]        (make bench-poisoning)
 
 Seven institutes of MedQuAD (HANSE_DATA, or `shared/data` beside the project): 120
 training pairs, 80 test questions and some 800 passages of each, cut at 64 tokens; two of

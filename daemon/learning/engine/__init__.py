@@ -1,0 +1,1 @@
+"""What trains, on how many processors and in how many processes."""

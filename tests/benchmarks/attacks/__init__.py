@@ -1,0 +1,1 @@
+"""What a liar, or a curious site, gets out of it."""
