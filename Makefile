@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-federation test-faults test-endurance test-data test-milvus test-clients attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-federation test-faults test-endurance test-data test-milvus test-clients attacks sim fuzz lint format bench bench-learning bench-generator bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -116,6 +116,10 @@ bench-poisoning: $(INSTALLED) ## poison updates on real questions, with and with
 DATA ?= $(or $(HANSE_DATA),../shared/data)
 bench-learning: $(INSTALLED) ## compare recipes on real data (DATA=../shared/data QUICK=1 CACHE=...)
 	@QUICK=$(QUICK) $(BIN)/python -m tests.learning_bench --data $(DATA) $(if $(CACHE),--cache $(CACHE)) $(ARGS)
+
+# Rows stay in the cache (CACHE=..., default ~/.cache/hanse-generator-bench) as they are done.
+bench-generator: $(INSTALLED) ## train generators on real answers: alone, federated, with noise (ARGS="--seeds 1 --base-model FOLDER")
+	@$(BIN)/python -m tests.generator_bench --data $(DATA) $(if $(CACHE),--cache $(CACHE)) $(ARGS)
 
 proto: $(INSTALLED) ## write the generated code of proto/*.proto again
 	@$(BIN)/python -m tests.proto.test_wire

@@ -1,4 +1,4 @@
-"""How updates become a version: encrypted, masked, or as they are.
+"""How updates become a version: encrypted, masked, as bare integers, or as they are.
 
 What daemons do in a round, without the network. A mode's arithmetic and cryptography
 are the project's own, called here in the order of its messages; every site's part is
@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from crypto.arrays import Int64
 from crypto.identity.keys import IdentityError
 from crypto.identity.site import Identity
 from crypto.masking.coordinator import MaskedSum, Unmasking
@@ -31,7 +32,7 @@ from tests.daemon.jobs.sums.proofs import AGREED, LEAD, check_of, proven
 from tests.support.authority import FEDERATION_ID, Federation
 
 Updates = dict[str, tuple[Path, int]]  # site -> its update's file, how many examples
-Exchange = Literal["ckks", "masking", "in the clear"]
+Exchange = Literal["ckks", "masking", "integers", "in the clear"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Training:
 
     ``weighted``: by num_examples; else every site counts the same. ``exchange``: as
     daemons do it, in one mode or the other, or the mean of the updates as they are, which
-    no daemon offers: the control that shows what quantising and encrypting cost.
+    no daemon offers: the control that shows what quantising and encrypting cost; or the sum
+    of the integers with nothing that hides them, the control of both modes.
     ``noise``: that each site adds.
     """
 
@@ -63,6 +65,7 @@ class Agreed:
     manifest: ShapeManifest
     versions: Path
     parent: bytes
+    kept: Path | None = None
 
     @property
     def weight(self) -> float:
@@ -71,7 +74,8 @@ class Agreed:
 
     def hiding(self, site: str) -> Hiding:
         """How a site's update is hidden."""
-        return Hiding(self.weights[site], self.exponents, noise=self.training.noise)
+        kept = self.kept / f"{site}.integers" if self.kept else None
+        return Hiding(self.weights[site], self.exponents, noise=self.training.noise, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,13 @@ def exchange(
     at: tuple[Path, bytes],
     manifest: ShapeManifest,
     scratch: Path,
+    kept: Path | None = None,
 ) -> Exchanged:
-    """Agree on weights and scales, then hide, add, open and apply. ``at``: versions, parent."""
+    """Agree on weights and scales, then hide, add, open and apply. ``at``: versions, parent.
+
+    ``kept``: a folder in which each site's integers stay: what is exchanged again with it, in
+    whichever way, are the same.
+    """
     largest = max(examples for _, examples in updates.values())
     weights = {
         site: examples / largest if training.weighted else 1.0
@@ -107,7 +116,9 @@ def exchange(
         for site, (path, _) in updates.items()
     ]
     exponents = [max(group) for group in zip(*measured, strict=True)]
-    agreed = Agreed(number, training, weights, exponents, manifest, *at)
+    agreed = Agreed(number, training, weights, exponents, manifest, *at, kept)
+    if training.exchange == "integers":
+        return _added(updates, agreed)
     return (_masked if training.exchange == "masking" else _encrypted)(updates, agreed, scratch)
 
 
@@ -120,6 +131,20 @@ def in_the_clear(
     weights = [float(examples) if weighted else 1.0 for _, examples in updates.values()]
     vector = read_version(versions, parent, shape_digest) + np.average(rows, 0, weights)
     return write_version(versions, shape_digest, vector.astype(np.float32))[0]
+
+
+def _added(updates: Updates, agreed: Agreed) -> Exchanged:
+    """The integers as a mode would hide them, added as they are; the sum goes back in 32 bits."""
+    training, manifest, sites = agreed.training, agreed.manifest, len(updates)
+    rows = [
+        integers_.integers_of(path, manifest.sizes, agreed.hiding(site), training.bits)
+        for site, (path, _) in updates.items()
+    ]
+    total: Int64 = np.asarray(np.sum(rows, axis=0, dtype=np.int64))
+    applied = apply_integers(total, training.bits, _terms(agreed, sites))
+    uploaded = total.size * -(-training.bits // 8)
+    sent = (sites - 1) * (uploaded + 4 * total.size) / sites
+    return Exchanged(applied.model_digest, applied.mean_loss, uploaded, sent)
 
 
 # ---- mode ckks -------------------------------------------------------------------

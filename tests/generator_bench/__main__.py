@@ -1,0 +1,155 @@
+"""Run the generator's benchmark; each row is kept as it is done, so it can be interrupted.
+
+    python -m tests.generator_bench --data ../shared/data [--seeds 3] [--base-model FOLDER]
+
+Without ``--base-model`` a small model is made of the sites' training documents first. The
+cache lies outside the repository unless --cache says otherwise; rows and table go to
+docs/results/generator.jsonl and generator.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from crypto.durable import whole
+from daemon.learning.generator.spec import GeneratorSpec
+from daemon.learning.model_files import digest_of
+from tests.generator_bench import base, report
+from tests.generator_bench.rows import WORKS, Terms, Work, computed
+from tests.generator_bench.sites import Size, sites_of
+from tests.learning_bench.sources import ROOT, code_digest
+
+RESULTS = ROOT / "docs" / "results"
+SITES = ("nhlbi", "niddk", "ninds")
+# What decides the figures.
+_SOURCES = (
+    "crypto/privacy.py",
+    "crypto/quantize.py",
+    *(f"daemon/learning/generator/{name}.py" for name in ("encoding", "generator", "training")),
+    "daemon/answering/prompts/prompts.py",
+    "daemon/evaluation/answers.py",
+    "daemon/jobs/generator.py",
+    "daemon/learning/adaptations.py",
+    "daemon/pairs/triples.py",
+    "tests/generator_bench/rows.py",
+    "tests/generator_bench/sites.py",
+    "tests/learning_bench/recipes/exchange.py",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the base model, compute the rows that are not there, write the tables."""
+    options = _options(arguments)
+    console = Console()
+    if not (options.data / "medquad").is_dir():
+        console.print(
+            f"no data at {options.data}: give --data the folder that its README describes"
+        )
+        sys.exit(2)
+    torch.set_num_threads(options.threads)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    try:
+        for seed in range(options.seeds):
+            rows += _of_seed(options, seed, console)
+            _write(options.out, rows)
+    except KeyboardInterrupt:
+        console.print("interrupted: what is finished is kept, the same command goes on from here")
+        sys.exit(130)
+    console.print(report.tables(rows), markup=False)
+
+
+def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[dict[str, Any]]:
+    size, terms = Size(options.train, options.test), Terms(rounds=options.rounds)
+    with tempfile.TemporaryDirectory(prefix="hanse-generator-") as name, console.status("") as told:
+        sites = sites_of(options.data, options.sites, size, seed, Path(name))
+        folder = options.base_model
+        if folder is None:
+            texts = [text for site in sites for text in site.texts]
+            making = base.Making()
+            made = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
+            folder = base.made(options.cache / f"base-{made}", texts, making, told.update)
+        spec = GeneratorSpec(base_model=str(folder), device=options.device, threads=options.threads)
+        rows: list[dict[str, Any]] = []
+        for work in WORKS:
+            path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
+            if not path.exists():
+                made_rows = computed(work, sites, spec, terms, seed, told.update)
+                with whole(path) as unfinished:
+                    unfinished.write_text(json.dumps(made_rows), encoding="utf-8")
+            found = json.loads(path.read_text(encoding="utf-8"))
+            console.print(f"seed {seed}: {_said(found[0])}", markup=False)
+            rows += found
+    return rows
+
+
+def _identity(
+    work: Work, options: argparse.Namespace, terms: Terms, seed: int, folder: Path
+) -> str:
+    """A row is named after everything that it follows from."""
+    told = {
+        "work": asdict(work),
+        "terms": asdict(terms),
+        "sites": options.sites,
+        "size": [options.train, options.test],
+        "seed": seed,
+        "base": digest_of(folder, "generator-bench\0").hex(),
+        "code": code_digest(_SOURCES),
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _said(row: dict[str, Any]) -> str:
+    mean = sum(one["rouge-l-f"] for one in row["questions"]) / len(row["questions"])
+    norms = f", updates of norm {min(row['norms']):.2g} and more" if row["norms"] else ""
+    return f"{row['name']}: ROUGE-L {mean:.3f}{norms}, {row['train_seconds']:.0f} s a site's round"
+
+
+def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path = out / "generator.jsonl"
+    lines = [json.dumps(_short(row), ensure_ascii=False) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    report.written(out / "generator.md", path)
+
+
+def _short(value: Any) -> Any:
+    """Floats to six digits: the file stays in the repository."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list) else value
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.generator_bench")
+    default_data = os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")
+    default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("--data", type=Path, default=Path(default_data))
+    parser.add_argument("--cache", type=Path, default=default_cache / "hanse-generator-bench")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--base-model", type=Path, help="a folder with a causal or seq2seq model")
+    parser.add_argument("--sites", nargs="+", default=SITES, help="of MedQuAD")
+    parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3)
+    parser.add_argument("--train", type=int, default=60, help="triples of each site")
+    parser.add_argument("--test", type=int, default=20, help="questions of each site")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
