@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
-from daemon.learning.descent import Descent
+from daemon.learning.engine.descent import Descent
 from daemon.learning.engine.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions

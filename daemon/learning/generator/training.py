@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from daemon.learning.batches import in_runs, random_batches
-from daemon.learning.descent import Descent
+from daemon.learning.engine.descent import Descent
 from daemon.learning.engine.engine import Engine
 from daemon.learning.generator.encoding import Lesson
 from daemon.learning.generator.generator import Generator

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
-from daemon.learning.descent import Descent
+from daemon.learning.engine.descent import Descent
 from daemon.learning.engine.engine import Engine
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions

@@ -65,4 +65,7 @@ def test_a_generator_that_is_not_there_is_refused_beside_all_else(tmp_path: Path
     _, *lines = ran.stderr.splitlines()
     keys = [line.split()[0] for line in lines]
     assert keys == ["retrieval.top_k", "retrieval.generator", "log.level"]
-    assert '= "oracle": expected one of "extractive", "transformers", "openai"; choose' in lines[1]
+    assert (
+        '= "oracle": expected one of "extractive", "transformers", "openai", "federated"; choose'
+        in lines[1]
+    )

@@ -15,9 +15,13 @@ import pytest
 from config.recipes import ServerOptions
 from crypto.arrays import Float32
 from crypto.quantize import LOSS_BOUND
+from daemon.answering import transformers_model
+from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.jobs import generator as jobs
+from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
+from daemon.learning.language_model import LanguageModelError
 from daemon.learning.options import (
     EpochProgress,
     GeneratorLoad,
@@ -208,3 +212,86 @@ def test_a_triple_is_asked_as_the_site_asks_and_cites_its_passages(site: Site) -
 def test_naming_the_jobs_loads_no_torch() -> None:
     code = "import sys, daemon.jobs.generator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- which version answers -------------------------------------------------------------
+
+
+@pytest.fixture
+def judging(site: Site) -> Site:
+    """A site with questions of its own to judge by: as those it learns from, asked otherwise."""
+    valid = [replace(pair, query=f"say: {pair.query}", split="valid") for pair in PAIRS]
+    more = [replace(pair, query=f"tell me: {pair.query}", split="valid") for pair in PAIRS]
+    site.fill([], [*valid, *more])
+    return site
+
+
+def version_of(site: Site, vector: Float32) -> bytes:
+    return write_version(site.versions, jobs.describe(site.spec).shape_manifest.digest, vector)[0]
+
+
+def test_a_version_answers_once_it_does_better_here(judging: Site) -> None:
+    site, path = judging, judging.folder / "generator" / "in_use.json"
+    shape = jobs.describe(site.spec).shape_manifest.digest
+    first = jobs.write_initial_version(site.spec, site.versions)
+    start = read_version(site.versions, first, shape)
+    plan = replace(PLAN, local_epochs=4, learning_rate=1e-2)
+    better = version_of(site, start + site.train(first, plan)[1][:-1])
+    noise = np.random.default_rng(0).normal(size=start.size)
+    worse = version_of(site, (start + noise).astype(np.float32))
+
+    def chosen(digest: bytes) -> InUse:
+        return jobs.choose(site.spec, site.library, site.versions, digest, path)
+
+    assert read_in_use(path) == InUse(), "the base model, before anything is judged"
+    unlearned = chosen(worse)
+    assert (unlearned.version, unlearned.judged) == ("", worse.hex())
+    learned = chosen(better)
+    assert learned.base is not None
+    assert learned.best is not None
+    assert (learned.version, learned.triples) == (better.hex(), 2 * len(PAIRS))
+    assert learned.best.nats < learned.base.nats
+    # What comes later and does worse is not used, and what does best stays.
+    again = chosen(worse)
+    assert (again.version, again.judged) == (better.hex(), worse.hex())
+    assert read_in_use(path) == again
+
+
+def test_with_too_few_questions_to_judge_by_the_base_model_answers(site: Site) -> None:
+    path = site.folder / "in_use.json"
+    site.fill([], [replace(PAIRS[0], query="say it", split="valid")])
+    first = jobs.write_initial_version(site.spec, site.versions)
+    found = jobs.choose(site.spec, site.library, site.versions, first, path)
+    assert (found.version, found.judged, found.triples) == ("", first.hex(), 1)
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"format": "another"}', b'"x"'])
+def test_a_note_that_is_none_means_the_base_model(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "in_use.json").write_bytes(said)
+    assert read_in_use(tmp_path / "in_use.json") == InUse()
+
+
+def test_the_next_question_is_answered_by_what_was_chosen_meanwhile(judging: Site) -> None:
+    site, path = judging, judging.folder / "in_use.json"
+    shape = jobs.describe(site.spec).shape_manifest.digest
+    first = jobs.write_initial_version(site.spec, site.versions)
+    start = read_version(site.versions, first, shape)
+    trained = version_of(site, start + site.train(first)[1][:-1])
+    options = AnsweringOptions(federated=FederatedWriter(site.spec, site.versions, path))
+
+    def surprise() -> float:
+        asked = transformers_model.federated(options)
+        return asked.surprise("what does the saw need?", "oil")
+
+    base = surprise()
+    write_in_use(path, InUse(version=trained.hex()))
+    other = surprise()
+    assert other != base
+    write_in_use(path, InUse())
+    assert surprise() == base
+    (site.versions / f"{trained.hex()}.safetensors").unlink()
+    write_in_use(path, InUse(version=trained.hex()))
+    with pytest.raises(LanguageModelError, match="the generator's version is not used"):
+        surprise()
+    with pytest.raises(LanguageModelError, match=r"set generator\.base_model"):
+        transformers_model.federated(AnsweringOptions())

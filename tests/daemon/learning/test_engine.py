@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from daemon.learning.descent import CLIP, FINAL_RATE, Descent
+from daemon.learning.engine.descent import CLIP, FINAL_RATE, Descent
 from daemon.learning.engine.engine import Engine
 from daemon.learning.options import TrainingOptions
 
