@@ -105,7 +105,7 @@ class StatusCalls(Calls):
             passages_waiting=waiting,
             passages_embedded=around.collection.embedded_of(waiting),
             counted=metrics.counts(),
-            generator=await _of_generator(around),
+            generator=_of_generator(around),
         )
 
     def federation_warnings(self) -> list[str]:
@@ -228,7 +228,7 @@ async def _attempts(driver: Driver, first: int, last: int) -> dict[int, list[con
     return await asyncio.to_thread(log_of_attempts.attempts, first, last)
 
 
-async def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
+def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     generator, driver = around.generator, around.drivers.get(GENERATOR)
     reply = control.GeneratorStatus(base_model=generator.spec.base_model)
     if generator.own is not None:
@@ -236,13 +236,12 @@ async def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     if driver is None:
         reply.why_not = generator.why_no_rounds(around.driver.manifest)
         return reply
-    situation = await generator.situation()
     reply.named = str(driver.protocol.manifest.retriever or "")
     reply.head_round = driver.head_round
     reply.model_digest = driver.protocol.durable.head_digest
     reply.phase = driver.progress.current_phase
-    reply.why_not = situation.reason
-    reply.triples = situation.num_examples
+    reply.why_not = generator.last.reason
+    reply.triples = generator.last.num_examples
     reply.last_error = driver.last_error
     used = generator.in_use
     reply.answering_digest, reply.judged_digest = map(bytes.fromhex, (used.version, used.judged))

@@ -263,6 +263,12 @@ METRICS = (
     Metric("hanse_uptime_seconds", "Since the start.", "seconds", lambda s: s.uptime_s),
     Metric("hanse_head_round", "The newest committed round.", "count", lambda s: s.head_round),
     Metric(
+        "hanse_generator_head_round",
+        "The newest committed round of the generator.",
+        "count",
+        lambda s: s.generator.head_round,
+    ),
+    Metric(
         "hanse_manifest_version",
         "Of the federation manifest in use.",
         "count",

@@ -56,6 +56,7 @@ class FederatedGenerator:
         self._wanted_digest = b""
         self._in_use_file = in_use
         self.in_use = InUse()
+        self.last = do.Situation(0, willing=False, reason="is still starting")  # as it was told
         self._versions = Path()
         self._come = asyncio.Event()  # another version has
 
@@ -142,6 +143,10 @@ class FederatedGenerator:
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to its training, and why not if it can't."""
+        self.last = await self._situation()
+        return self.last
+
+    async def _situation(self) -> do.Situation:
         if self.lacking:
             return do.Situation(0, willing=False, reason=self.lacking)
         if not self._willing:

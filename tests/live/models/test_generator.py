@@ -18,6 +18,7 @@ from daemon.state.versions import is_sound
 from peers.wire.certificates import verify_chain
 from peers.wire.manifest import NamedModel, log_id
 from proto import control_pb2 as control
+from tests.live.tapped_fedd import read_tape
 from tests.support.federation import Corpus, LiveFederation, LiveSite
 from tests.support.small_models import small_generator
 
@@ -121,6 +122,11 @@ async def test_two_models_are_trained_beside_each_other(tmp_path: Path) -> None:
         witness = live.sites[WITNESS]
         assert is_sound(versions_of(witness), generator, named.digest)
         assert "generator.base_model" in (await witness.status()).generator.why_not
+        # And nothing that anybody asks, answers or reads has crossed.
+        tapes = b"".join(raw for s in live.sites.values() for *_, raw in read_tape(s.folder))
+        texts = [text for site in live.sites.values() for text in site.corpus.texts()]
+        assert b"med.generator" in tapes
+        assert not [text for text in texts if text.encode() in tapes]
         losses = [one.report.mean_loss for one in await live.sites["alder"].rounds(GENERATOR)]
         assert losses[1] < losses[0], "it learns to answer"
 
