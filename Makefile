@@ -43,11 +43,12 @@ test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a qu
 	@$(BIN)/python -m pytest -q $(THREE) -m "not slow and not federation" $(ARGS)
 
 SEEDS ?= 1000
-sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states (SEEDS=100000 ARGS="--first 5000 --jobs 2")
+sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states, of two models (SEEDS=100000 ARGS="--first 5000 --jobs 2")
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulation --liars --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulation --restores --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulation --liars --restores --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulation.lines --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, fill their disks, kill them; coordinators lie; drawn simulations

@@ -41,6 +41,7 @@ MOST_SHOWN = 3
 _parse_once = lru_cache(maxsize=1024)(parse_signed)
 
 Drawn = Callable[[int], Scenario]
+Played = Callable[[Scenario], object]
 
 DRAWN: dict[tuple[bool, bool], Drawn] = {  # whether one lies, whether one's state goes back
     (False, False): draw,
@@ -50,14 +51,14 @@ DRAWN: dict[tuple[bool, bool], Drawn] = {  # whether one lies, whether one's sta
 }
 
 
-def violations(seeds: range, drawn: Drawn = draw) -> list[int]:
+def violations(seeds: range, drawn: Drawn = draw, played: Played = play) -> list[int]:
     """The seeds whose runs break an invariant."""
     found = []
     gc.disable()  # looking for dead worlds after each few hundred objects takes longer than a run
     with patch.object(signing, "parse_signed", _parse_once):
         for seed in seeds:
             try:
-                play(drawn(seed))
+                played(drawn(seed))
             except AssertionError:
                 found.append(seed)
     gc.enable()
@@ -72,19 +73,21 @@ def tasks(first: int, seeds: int) -> Iterator[range]:
         yield range(start, min(end, start + SEEDS_A_TASK))
 
 
-def sweep(first: int, seeds: int, jobs: int, progress: Progress, drawn: Drawn) -> list[int]:
+def sweep(
+    first: int, seeds: int, jobs: int, progress: Progress, drawn: Drawn, played: Played = play
+) -> list[int]:
     """Play all seeds, ``jobs`` at a time; the seeds that failed, sorted."""
     bar = progress.add_task("runs", total=seeds)
     failed: list[int] = []
     if jobs == 1:
         for portion in tasks(first, seeds):
-            failed += violations(portion, drawn)
+            failed += violations(portion, drawn, played)
             progress.advance(bar, len(portion))
         return failed
     with ProcessPoolExecutor(jobs) as pool:
         waiting: dict[Future[list[int]], int] = {}
         for portion in tasks(first, seeds):
-            waiting[pool.submit(violations, portion, drawn)] = len(portion)
+            waiting[pool.submit(violations, portion, drawn, played)] = len(portion)
             if len(waiting) >= 4 * jobs:
                 failed += _finished(waiting, progress, bar)
         while waiting:

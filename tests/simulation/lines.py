@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -21,9 +22,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
+from rich.console import Console
+from rich.progress import Progress
+
 from peers.attempts import effects as do
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
+from tests.simulation.__main__ import sweep
 from tests.simulation.network import FEDERATION, World
 from tests.simulation.scenarios.faults import Faults
 from tests.simulation.scenarios.invariants import Violation
@@ -267,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.lines", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--compare", action="store_true", help="with one log of both, in turn")
     asked = parser.parse_args(arguments)
     if asked.compare:
@@ -274,12 +280,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, how in (("one log, in turn", in_turn), ("two logs", beside)):
             print(f"{name}: {WANTED} versions in {median(map(how, some)):.0f} s")
         return 0
-    failed = []
-    for seed in range(asked.first, asked.first + asked.seeds):
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        failed = sweep(asked.first, asked.seeds, asked.jobs, progress, drawn, play)
+    for seed in failed:
         try:
             play(drawn(seed))
         except Violation as error:
-            failed.append(seed)
             print(f"seed {seed}: {error}", flush=True)
     print(f"{asked.seeds} runs of {len(LINES)} lines, {len(failed)} violations")
     return 1 if failed else 0
