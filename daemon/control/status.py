@@ -242,7 +242,7 @@ def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     reply.phase = driver.progress.current_phase
     reply.why_not = generator.last.reason
     reply.triples = generator.last.num_examples
-    reply.last_error = driver.last_error
+    reply.last_error = driver.last_error or driver.protocol.waiting_manifest
     used = generator.in_use
     reply.answering_digest, reply.judged_digest = map(bytes.fromhex, (used.version, used.judged))
     reply.judged_by = used.triples
