@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.generator import sizes
+from tests.generator_bench import report
 from tests.learning_bench import picture
 
 ROOT = Path(__file__).parents[1]
@@ -140,6 +141,12 @@ def test_what_a_site_gives_its_people_is_what_was_measured() -> None:
 def test_what_the_configurations_exchange_is_what_was_counted() -> None:
     text = (RESULTS / "generator.md").read_text()
     assert f"{sizes.BEGIN}{sizes.table()}{sizes.END}" in text
+
+
+def test_how_generators_answer_is_what_was_recorded() -> None:
+    text = (RESULTS / "generator.md").read_text()
+    rows = report.read(RESULTS / "generator.jsonl")
+    assert f"{report.BEGIN}{report.tables(rows)}{report.END}" in text
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,17 @@ _FRAMES = 50  # times each prompt's own words count for the tokenizer: every exa
 
 @dataclass(frozen=True)
 class Stage:
-    """So many ``steps``, at least 20, of ``rows`` rows with ``length`` tokens each."""
+    """So many ``steps``, at least 20, of ``rows`` rows with ``length`` tokens each.
+
+    ``quoted``: tokens of the pieces of a row's first half that its second half is made of;
+    0: every other row has one piece twice.
+    """
 
     steps: int
     rows: int
     length: int
     learning_rate: float
+    quoted: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Making:
     width: int = 128
     layers: int = 2
     heads: int = 4
-    stages: tuple[Stage, ...] = (Stage(2500, 32, 64, 3e-3), Stage(300, 4, 512, 1e-3))
+    stages: tuple[Stage, ...] = (Stage(2500, 32, 64, 3e-3), Stage(400, 5, 448, 3e-3, 16))
 
 
 def made(folder: Path, texts: Sequence[str], making: Making, told: Callable[[str], None]) -> Path:
@@ -110,7 +115,7 @@ def read(model: Any, rows: Sequence[Any], stage: Stage, told: Callable[[str], No
     )
     model.train()
     for step in range(stage.steps):
-        batch = np.stack([_row(joined, stage.length, chance) for _ in range(stage.rows)])
+        batch = np.stack([_row(joined, stage, chance) for _ in range(stage.rows)])
         tokens = torch.from_numpy(batch)
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         optimiser.zero_grad()
@@ -123,8 +128,16 @@ def read(model: Any, rows: Sequence[Any], stage: Stage, told: Callable[[str], No
     model.eval()
 
 
-def _row(joined: Any, length: int, chance: np.random.Generator) -> Any:
-    """So many tokens of the documents; every other time a piece twice, behind another."""
+def _row(joined: Any, stage: Stage, chance: np.random.Generator) -> Any:
+    """So many tokens of the documents, some of them twice."""
+    length = stage.length
+    if stage.quoted:
+        start = int(chance.integers(len(joined) - length))
+        text = joined[start : start + length // 2]
+        count = -(-length // (2 * stage.quoted))
+        starts = chance.integers(len(text) - stage.quoted, size=count)
+        quotes = [text[one : one + stage.quoted] for one in starts]
+        return np.concatenate([text, *quotes])[:length]
     if chance.random() < 0.5:
         start = int(chance.integers(len(joined) - length))
         return joined[start : start + length]

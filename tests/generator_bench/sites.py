@@ -31,7 +31,7 @@ class Size:
     """Of each site: triples to learn from, and held-out questions."""
 
     train: int = 60
-    test: int = 20
+    test: int = 15
 
 
 @dataclass(frozen=True)
