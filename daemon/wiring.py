@@ -523,6 +523,7 @@ def generator_spec(settings: Settings, retriever: RetrieverSpec) -> GeneratorSpe
     """The generator that this site can train."""
     return GeneratorSpec(
         retriever=retriever,
+        prompt=settings.retrieval.prompt,
         **_named_in(settings.generator, GeneratorSpec)
         | {"base_model": str(settings.generator.base_model or "")},
         **_named_in(settings.workers, GeneratorSpec),

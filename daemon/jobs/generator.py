@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from daemon.learning.generator.generator import Generator
     from daemon.learning.language_model import LanguageModel
 
-_PROMPT = "auto"  # as a site's own prompt is chosen by default
 _ENDS = ".!?…"
 _MARK = re.compile(r"\[(\d{1,3})\]")
 _JUDGED_BY = 200  # validation triples, at most
@@ -241,7 +240,7 @@ def examples_of(
     made = []
     for triple in triples:
         passages = [Passage(n, "", "", "", text) for n, text in enumerate(triple.passages)]
-        kind = kind_of(_PROMPT, triple.question)
+        kind = kind_of(spec.prompt, triple.question)
         try:
             text, given = prompt(
                 kind, triple.question, passages, budget, model.count, model.special_tokens
@@ -255,11 +254,17 @@ def examples_of(
 
 
 def cited(answer: str, passages: Sequence[str]) -> str:
-    """An answer with [n] at the end of each sentence: the passage with most of its words."""
+    """An answer with [n] at the end of each sentence: the passage with most of its words.
+
+    One of which no passage has a word gets none: nothing there supports it.
+    """
     marked = []
     for sentence in sentences(answer):
         asked = Wording.of(sentence).stems
         best = max(range(len(passages)), key=lambda n: _shared(asked, passages[n]))
+        if not _shared(asked, passages[best]):
+            marked.append(sentence)
+            continue
         body = sentence.rstrip(_ENDS)
         marked.append(f"{body} [{best + 1}]{sentence[len(body) :]}")
     return " ".join(marked)

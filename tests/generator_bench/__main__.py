@@ -51,7 +51,7 @@ _SOURCES = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the base model, compute the rows that are not there, write the tables."""
-    options = _options(arguments)
+    options = options_of(arguments)
     console = Console()
     if not (options.data / "medquad").is_dir():
         console.print(
@@ -81,7 +81,7 @@ def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[d
             making = base.Making()
             made = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
             folder = base.made(options.cache / f"base-{made}", texts, making, told.update)
-        spec = GeneratorSpec(base_model=str(folder), device=options.device, threads=options.threads)
+        spec = spec_of(options, folder)
         rows: list[dict[str, Any]] = []
         for work in WORKS:
             path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
@@ -93,6 +93,13 @@ def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[d
             console.print(f"seed {seed}: {_said(found[0])}", markup=False)
             rows += found
     return rows
+
+
+def spec_of(options: argparse.Namespace, folder: Path) -> GeneratorSpec:
+    """Of a base model; it is asked by what suits each question."""
+    return GeneratorSpec(
+        base_model=str(folder), device=options.device, threads=options.threads, prompt="auto"
+    )
 
 
 def _identity(
@@ -133,7 +140,8 @@ def _short(value: Any) -> Any:
     return [_short(one) for one in value] if isinstance(value, list) else value
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What is asked for on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.generator_bench")
     default_data = os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")
     default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -40,7 +40,7 @@ class Descent:
         if not math.isfinite(loss.item()):
             raise TrainingError(
                 f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
-                "rate or raise the temperature; no update was made"
+                "rate (or, of a retriever, raise the temperature); no update was made"
             )
         self._engine.backward(loss, self._parameters)
 

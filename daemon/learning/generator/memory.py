@@ -40,7 +40,7 @@ def load_of(
     if isinstance(generator.adaptation, ProjectedWeights):
         copies += 1  # of a change in full
     optimiser = (_GRADIENT_AND_MOMENTS + copies) * trained
-    activations = _largest(generator, made)
+    activations = _largest(generator, taken.lessons, batch_size)
     there = available_bytes(generator.device) if available is None else available
     load = GeneratorLoad(
         examples=len(taken.lessons),
@@ -90,7 +90,10 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _left_by_cgroups() -> list[int]:
-    """Of each group that this process is in (systemd's MemoryHigh and MemoryMax)."""
+    """Of each group that this process is in (systemd's MemoryHigh and MemoryMax).
+
+    What files have left in the cache goes when memory is wanted, and is not counted.
+    """
     own = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
     left = [2**62]
     for group in (_CGROUPS / own, *(_CGROUPS / own).parents):
@@ -100,12 +103,17 @@ def _left_by_cgroups() -> list[int]:
             limit = (group / name).read_text().strip()
             if limit != "max":
                 used = int((group / "memory.current").read_text())
-                left.append(max(0, int(limit) - used))
+                lines = (group / "memory.stat").read_text().splitlines()
+                cached = int(dict(line.split() for line in lines).get("inactive_file", "0"))
+                left.append(max(0, int(limit) - max(0, used - cached)))
     return left
 
 
-def _largest(generator: Generator, made: Sequence[Batch]) -> int:
-    """Of all batches the most, by what two short ones keep."""
+def _largest(generator: Generator, lessons: Sequence[Lesson], size: int) -> int:
+    """Of whatever batches are drawn the most, by what two short ones keep.
+
+    The longest prompt and the longest answer may meet in one.
+    """
     model = generator.language_model.model
     first, second = (_probe(generator, length) for length in _PROBES)
     # f(n) = a n + b n^2 of n positions.
@@ -113,14 +121,13 @@ def _largest(generator: Generator, made: Sequence[Batch]) -> int:
     square = max(0.0, (second / m - first / n) / (m - n))
     line = first / n - square * n
     words = int(model.get_output_embeddings().weight.shape[0])
-
-    def kept(batch: Batch) -> float:
-        rows, length = batch.tokens.shape
-        total = length + (batch.labels.shape[1] if generator.language_model.to_text else 0)
-        logits = _LOGITS * batch.labels.numel() * words * 4
-        return rows * (line * total + square * total * total) + logits
-
-    return int(max(map(kept, made)))
+    rows = min(size, len(lessons))
+    total = labels = max(lesson.length for lesson in lessons)
+    if generator.language_model.to_text:
+        labels = max(len(lesson.answer) for lesson in lessons)
+        total = max(len(lesson.prompt) for lesson in lessons) + labels
+    logits = _LOGITS * rows * labels * words * 4
+    return int(rows * (line * total + square * total * total) + logits)
 
 
 def _probe(generator: Generator, length: int) -> float:

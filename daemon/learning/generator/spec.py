@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from config.kinds import PromptChoice
 from config.recipes import GeneratorAxes
 from daemon.learning.retriever.spec import RetrieverSpec
 
@@ -15,6 +16,7 @@ class GeneratorSpec(GeneratorAxes):
 
     ``base_model``: a folder with a language model of Hugging Face, causal or from text to text.
     ``threads``: those torch may use in one worker; ``precision``: of its products.
+    ``prompt``: how it is asked, in training as by people.
     ``retriever``: what makes this site's pairs, from which triples follow.
     """
 
@@ -22,4 +24,5 @@ class GeneratorSpec(GeneratorAxes):
     retriever: RetrieverSpec = field(default_factory=RetrieverSpec)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
+    prompt: PromptChoice = "general"
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -44,7 +44,7 @@ def fit(
         raise TrainingError("there is no question-passage-answer triple to train on")
     chance = np.random.Generator(np.random.Philox(key=seed))
     shared = generator.shared_parameters()
-    start = copies_of(shared) if anchor is None else anchor
+    start = copies_of(shared) if anchor is None and options.proximal else anchor
     a_step = options.batch_size * generator.spec.accumulation
     steps = options.local_epochs * len(in_runs(np.arange(len(lessons)), a_step))
     descent = Descent(generator.parameters(), steps, options, Engine(generator.device))
@@ -64,7 +64,7 @@ def fit(
                     lost += loss.item()
                 loss = generator.loss(last)
                 minimised = loss / answered
-                if options.proximal:
+                if start is not None and options.proximal:
                     minimised = minimised + options.proximal * proximal(shared, start)
                 descent.step(minimised, epoch)
                 lost += loss.item()
