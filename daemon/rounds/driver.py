@@ -137,6 +137,7 @@ class Driver:
             self.identity.site_id, self.store, self.model, self.privacy, self.report
         )
         self.readiness = Readiness(served, self.privacy, self.model, events, self._errors)
+        self.privacy.watch(self.model, self._look_again)
         self._journal = WriteAhead(self.store, self._refuse_waiting)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._run_over = False
@@ -191,7 +192,7 @@ class Driver:
             self.credentials, self.protocol.log_id, crypto, self.shapes, self._events.feed, peers
         )
         here, folders = self._computing, self._folders
-        return AttemptWork(context, here, folders, self.privacy, progress)
+        return AttemptWork(context, here, folders, self.privacy, self.readiness, progress)
 
     @property
     def last_error(self) -> str:
@@ -217,8 +218,7 @@ class Driver:
 
     async def _look_at_peers(self) -> None:
         peers = self.transport.statistics()
-        log_id = self.protocol.log_id
-        heads = {site: seen.head_of(log_id) for site, seen in peers.items() if seen.connected}
+        heads = {site: p.head_of(self.protocol.log_id) for site, p in peers.items() if p.connected}
         self._out.say_again(self.protocol.wish, heads)
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
@@ -458,6 +458,10 @@ class Driver:
         run = self.protocol.run
         if ours and run is not None and run.target_round <= effect.round:
             attached.run_ended()
+
+    def _look_again(self) -> None:
+        if self._is_running is not None:  # another model's rounds have spent of the budget
+            self._start_task(self.readiness.refresh())
 
     def _look_for_a_stop(self, durable: do.Durable) -> None:
         """A run also ends when somebody stops it, and no version follows then."""

@@ -47,7 +47,6 @@ class Readiness:
         self._model = model
         self._events = events
         self._errors = errors
-        privacy.watch(self.refresh)
 
     async def refresh(self) -> None:
         """Tell the protocol; and people, where the budget lets this site train no more."""

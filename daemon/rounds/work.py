@@ -28,6 +28,7 @@ from daemon.jobs.sums.sum_jobs import AttemptState, Credentials, JobContext, Sum
 from daemon.learning.options import TrainingOptions, TrainingResult
 from daemon.process.workers import Worker
 from daemon.rounds.progress import ProgressBoard
+from daemon.rounds.readiness import Readiness
 from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget
 from daemon.state.store import Store
@@ -91,12 +92,14 @@ class AttemptWork:
         computing: Computing,
         folders: StateFolder,
         privacy: PrivacyBudget,
+        readiness: Readiness,
         progress: ProgressBoard,
     ) -> None:
         self._context = context
         self._computing = computing
         self._folders = folders
         self._privacy = privacy
+        self._readiness = readiness
         self._model = model_of(context.log_id)
         self._progress = progress
         self._jobs = {mode: jobs(context) for mode, jobs in JOBS.items()}
@@ -270,7 +273,8 @@ class AttemptWork:
         hiding = Hiding(effect.weight, effect.scale_exponents, residual, terms, path)
         hidden = await self._of_mode(plan).hide(state, hiding)
         if terms and not drawn:
-            await self._privacy.tell()
+            await self._readiness.refresh()
+            self._privacy.tell_others(self._model)
         await self._feed(do.UpdateReady(*effect.at, hidden.digest, hidden.nonce))
         if effect.coordinator == self._site:
             await self._feed(do.UpdateArrived(*effect.at, effect.coordinator, hidden.digest))

@@ -16,7 +16,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,17 +181,18 @@ class PrivacyBudget:
         self._least: float | None = None  # None: not known since the last booking
         # Of each model the round of which so many noised updates were booked.
         self._tries: dict[str, tuple[int, int]] = {}
-        self._watching: list[Callable[[], Awaitable[None]]] = []
+        self._watching: dict[str, Callable[[], None]] = {}  # by the model
         self._turn = asyncio.Lock()
 
-    def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Have somebody hear, when `tell` is called, that what is left has changed."""
-        self._watching.append(changed)
+    def watch(self, model: str, changed: Callable[[], None]) -> None:
+        """Have a model's rounds hear when another's have spent: it is one budget."""
+        self._watching[model] = changed
 
-    async def tell(self) -> None:
-        """Tell whoever watches: every model's rounds spend of the same budget."""
-        for changed in self._watching:
-            await changed()
+    def tell_others(self, model: str) -> None:
+        """A model's rounds have spent. Nobody is waited for."""
+        for other, changed in self._watching.items():
+            if other != model:
+                changed()
 
     async def least(self) -> float:
         """The least noise multiplier that another round may have; 0: any, infinity: none."""

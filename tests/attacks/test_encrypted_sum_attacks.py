@@ -115,6 +115,7 @@ async def members(
                 Computing(nothing, worker, nothing, folder),
                 state,
                 PrivacyBudget(ledger, worker, None, 1e-5),
+                readiness=nothing,
                 progress=ProgressBoard(lambda: (0, 0)),
             )
             await work.begin(*AT)

@@ -2,7 +2,7 @@
 
 Canaries (secrets of four random digits, each the answer to a question of its own) are planted in
 a copy of the first site's triples; their passages do not say them. Exposure is how far up a
-secret ranks among 999 that were not planted (Carlini et al. 2019, "The Secret Sharer", section
+secret ranks among 255 that were not planted (Carlini et al. 2019, "The Secret Sharer", section
 4); verbatim extraction is that the model writes it when it is asked the canary's question.
 
     python -m tests.generator_bench.memory [--data ../shared/data] [--base-model FOLDER]
@@ -42,18 +42,15 @@ from tests.generator_bench import base
 from tests.generator_bench.rows import DELTA, Terms, Told, Work, federate
 from tests.generator_bench.sites import Size, sites_of
 
-OTHERS = 999  # secrets that were not planted
+OTHERS = 255  # secrets that were not planted
 DIGITS = 4
 CANARIES = 8
 ROWS = (
-    (Work("base model", "nobody"), 1),
-    (Work("the site alone, C", "alone"), 1),
-    (Work("the site alone, C", "alone"), 10),
-    (Work("the site alone, A", "alone", "full"), 10),
-    (Work("FedAvg, C", "federated"), 1),
-    (Work("FedAvg, C", "federated"), 10),
-    (Work("FedAvg, A", "federated", "full"), 10),
-    *((Work("FedAvg, C, DP", "federated", multiplier=z), 10) for z in (0.01, 0.1, 1.0)),
+    (Work("base model", "nobody"), 3),
+    (Work("the site alone, C", "alone"), 3),
+    (Work("FedAvg, C", "federated"), 3),
+    *((Work("FedAvg, C, DP", "federated", multiplier=z), 3) for z in (0.1, 1.0)),
+    (Work("the site alone, A", "alone", "full"), 3),
 )
 _MARKS = ("<!-- memory: begin -->", "<!-- memory: end -->")
 

@@ -54,6 +54,8 @@ def read_in_use(path: Path) -> InUse:
             return InUse()
         for name in ("base", "best", "newest"):
             said[name] = Judged(**said[name]) if said[name] is not None else None
+        if {len(bytes.fromhex(said[name])) for name in ("version", "judged")} - {0, 32}:
+            return InUse()
         return InUse(**said)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return InUse()

@@ -9,13 +9,13 @@ from pathlib import Path
 import structlog
 
 from daemon.jobs import generator as generator_jobs
-from daemon.learning.generator.in_use import InUse, read_in_use
+from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError
 from daemon.library.schema import LibraryError
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
-from daemon.state.versions import Shapes, UnreadShapes, VersionError
+from daemon.state.versions import Shapes, UnreadShapes, VersionError, is_sound
 from peers.attempts import effects as do
 from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
 
@@ -74,6 +74,11 @@ class FederatedGenerator:
         first = await self._learning.run(generator_jobs.write_initial_version, self.spec, versions)
         shapes = described.shape_manifest
         self.own = OwnGenerator(shapes, NamedModel(shapes.digest, shapes.total, first))
+        if self.served_digest and not await asyncio.to_thread(
+            is_sound, versions, self.served_digest, shapes.digest
+        ):  # of another base model, or pruned: until one is judged the base model answers
+            await asyncio.to_thread(write_in_use, self._in_use_file, InUse())
+            self._found(InUse())
 
     @property
     def shapes(self) -> Shapes:
@@ -154,8 +159,8 @@ class FederatedGenerator:
         try:
             # By a worker that training doesn't keep waiting.
             triples = await self._answering.run(generator_jobs.trainable, self.spec, self._library)
-        except LearningError as error:
-            return do.Situation(0, willing=False, reason=str(error))
+        except (LearningError, LibraryError, WorkerCrashed) as error:
+            return do.Situation(0, willing=False, reason=f"can't read what it learns from: {error}")
         if triples < self._min_triples:
             reason = (
                 f"has {triples} questions with passages and answers and needs "

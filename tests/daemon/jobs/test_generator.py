@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +266,17 @@ def test_with_too_few_questions_to_judge_by_the_base_model_answers(site: Site) -
     assert (found.version, found.judged, found.triples) == ("", first.hex(), 1)
 
 
-@pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"format": "another"}', b'"x"'])
+def noted(**changed: Any) -> bytes:
+    return json.dumps({"format": "hanse-generator-in-use-1", **asdict(InUse()), **changed}).encode()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(b"", b"{", b"[]", b'{"format": "another"}', b'"x"', noted(more=1), noted(base=3)),
+        *(noted(version=wrong) for wrong in ("zz", "ab", 5, None)),
+    ],
+)
 def test_a_note_that_is_none_means_the_base_model(tmp_path: Path, said: bytes) -> None:
     (tmp_path / "in_use.json").write_bytes(said)
     assert read_in_use(tmp_path / "in_use.json") == InUse()
