@@ -82,7 +82,9 @@ async def _trained(root: Path) -> AsyncIterator[Trained]:
     ) as live:
         await live.ingest_all()
         for site in live.sites.values():
-            made.write(site.folder / "state" / "made_pairs.jsonl", _made_at(site.corpus))
+            path = site.folder / "state" / "made_pairs.jsonl"
+            made.write(path, _made_at(site.corpus))
+            path.chmod(0o600)  # as the daemon's own umask has it
         updates: list[np.ndarray] = []
         keys: dict[str, bool] = {}
         watching = asyncio.create_task(_watch(live, updates, keys))
