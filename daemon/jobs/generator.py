@@ -10,7 +10,6 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,20 +146,19 @@ def choose(
     """Judge a version on this site's validation triples, and use it if it does best.
 
     Better than what answers now, in perplexity, and no worse in what it writes (ROUGE-L, where
-    that can be told). With too few triples the base model goes on answering. What came of it is
-    written to ``path``. Raises LibraryError, VersionError, LearningError.
+    that can be told). With too few triples the base model answers and nothing is judged yet.
+    What came of it is written to ``path``. Raises LibraryError, VersionError, LearningError.
     """
     from daemon.answering.citations import support_of
     from daemon.learning.generator.encoding import encoded
 
-    generator = generator_for(spec)
-    before = read_in_use(path)
     with Library.open(library_path, read_only=True) as library:
         triples = held_out_triples(library, support_of)[:_JUDGED_BY]
     if len(triples) < _LEAST_JUDGED_BY:
-        found = replace(before, version="", judged=digest.hex(), triples=len(triples))
+        found = InUse(triples=len(triples))
         write_in_use(path, found)
         return found
+    generator, before = generator_for(spec), read_in_use(path)
     examples = examples_of(triples, generator.language_model, spec)
     taken = encoded(generator.language_model, examples, spec.prompt_tokens, spec.answer_tokens)
 

@@ -17,7 +17,7 @@ from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.state.versions import Shapes, UnreadShapes, VersionError, is_sound
 from peers.attempts import effects as do
-from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
+from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel, log_id
 
 log = structlog.get_logger()
 
@@ -96,7 +96,7 @@ class FederatedGenerator:
                 f"manifest {manifest.version} names a generator since this daemon was started: "
                 "restart fedd"
             )
-        return f"{manifest.of_log(f'{manifest.federation_id}.{GENERATOR}').objection}"
+        return manifest.of_log(log_id(manifest.federation_id, GENERATOR)).objection
 
     @property
     def lacking(self) -> str:
@@ -127,8 +127,14 @@ class FederatedGenerator:
         while True:
             await self._come.wait()
             self._come.clear()
-            if self._wanted_digest.hex() != self.in_use.judged and not self.lacking:
+            if self._to_judge:
                 await logged(self._judge(self._wanted_digest))
+
+    @property
+    def _to_judge(self) -> bool:
+        """Whether there is a version that is none of those that were: not the first, either."""
+        known = ("", self.in_use.judged, self._named.first.hex() if self._named else "")
+        return self._wanted_digest.hex() not in known and not self.lacking
 
     async def _judge(self, digest: bytes) -> None:
         try:
@@ -147,7 +153,11 @@ class FederatedGenerator:
         self.served_digest = bytes.fromhex(in_use.version)
 
     async def situation(self) -> do.Situation:
-        """What this site can contribute to its training, and why not if it can't."""
+        """What this site can contribute to its training, and why not if it can't.
+
+        Where that may have changed there may be enough by now to judge a version by, too.
+        """
+        self._come.set()
         self.last = await self._situation()
         return self.last
 

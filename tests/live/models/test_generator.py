@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from daemon.state.versions import is_sound
 from peers.wire.certificates import verify_chain
 from peers.wire.manifest import NamedModel, log_id
 from proto import control_pb2 as control
+from tests.live.models.test_another_encoder import again
 from tests.live.tapped_fedd import read_tape
 from tests.support.federation import Corpus, LiveFederation, LiveSite
 from tests.support.small_models import small_generator
@@ -53,7 +53,7 @@ async def federation(
         live.reload_manifest()
         for name in names:
             await until_told(live.sites[name], "restart fedd")
-            await restarted(live, name)
+            await again(live, name)
         await live.until_connected()
         yield live
 
@@ -62,20 +62,6 @@ async def until_told(site: LiveSite, why_not: str) -> None:
     async with asyncio.timeout(60):
         while why_not not in (await site.status()).generator.why_not:
             await asyncio.sleep(0.05)
-
-
-async def restarted(live: LiveFederation, name: str, *, fault: str = "") -> LiveSite:
-    old = live.sites.get(name)
-    if old is not None and old.process.returncode is None:
-        await old.terminate()
-    site = await live.launch(name, fault=fault)
-    async with asyncio.timeout(90):
-        while True:
-            assert site.process.returncode is None, site.log
-            with suppress(grpc.aio.AioRpcError):  # not ready yet
-                await site.status()
-                return site
-            await asyncio.sleep(0.1)
 
 
 async def verified(live: LiveFederation, site: LiveSite, model: str) -> bytes:
@@ -147,14 +133,14 @@ async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
 ) -> None:
     present = [name for name in SITES if name != "dogwood"]
     async with federation(tmp_path, present, without=["dogwood"]) as live:
-        await restarted(live, "cedar", fault=fault)
+        await again(live, "cedar", fault=fault)
         await live.until_connected()
         asked = control.TrainRequest(rounds=2, model=GENERATOR)
         await live.sites["alder"].stub.Train(asked, timeout=30)
         assert await live.sites["cedar"].process.wait() == -9, live.sites["cedar"].log
-        await restarted(live, "cedar")
+        await again(live, "cedar")
         await live.until_head(2, 300, model=GENERATOR)
-        late = await restarted(live, "dogwood")
+        late = await again(live, "dogwood")
         await late.ingest()
         await live.until_head(2, model=GENERATOR)
         await all_agree(live, GENERATOR)
