@@ -25,7 +25,7 @@ from daemon.state.expiry import expiries, warnings
 from peers.link.contacts import PeerStatistics
 from peers.rounds.evidence import WORDS
 from peers.rounds.protocol import Protocol
-from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel
+from peers.wire.manifest import GENERATOR, RETRIEVER, FederationManifest, NamedModel
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import control_pb2 as control
 
@@ -115,10 +115,9 @@ class StatusCalls(Calls):
         return [
             *self._broken(),
             *warnings(expiries(driver.identity, driver.trust, seen)),
-            *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
+            *(text for one in self._around.drivers.values() for text in _of_rounds(one, seen)),
             *other_retriever(driver.protocol, self._around.coming),
             *shut_out(driver.identity.site_id, driver.manifest, seen),
-            *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
         ]
 
     def _open_breaks(self) -> list[BreakRecord]:
@@ -242,7 +241,7 @@ def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     reply.phase = driver.progress.current_phase
     reply.why_not = generator.last.reason
     reply.triples = generator.last.num_examples
-    reply.last_error = driver.last_error or driver.protocol.waiting_manifest
+    reply.last_error = driver.last_error
     used = generator.in_use
     reply.answering_digest, reply.judged_digest = map(bytes.fromhex, (used.version, used.judged))
     reply.judged_by = used.triples
@@ -315,16 +314,31 @@ def shut_out(
     ]
 
 
+def _of_rounds(driver: Driver, seen: Mapping[str, PeerStatistics]) -> list[str]:
+    """What a person should look at in a model's rounds."""
+    log_id, causes = driver.protocol.log_id, driver.catch_up.unverified
+    texts = [driver.protocol.waiting_manifest, driver.unbooked.warning]
+    texts += unverified(causes, driver.head_round, seen, log_id)
+    of = "" if driver.model == RETRIEVER else f"{driver.model}: "
+    return [f"{of}{text}" for text in texts if text]
+
+
 def unverified(
-    causes: Mapping[str, str], head_round: int, seen: Mapping[str, PeerStatistics]
+    causes: Mapping[str, str],
+    head_round: int,
+    seen: Mapping[str, PeerStatistics],
+    log_id: str = "",
 ) -> list[str]:
-    """Whose later rounds can't be taken here, and why: it lies, or this site is cut off."""
+    """Whose later rounds can't be taken here, and why: it lies, or this site is cut off.
+
+    ``log_id``: whose rounds; "": the retriever's.
+    """
     return [
-        f"the rounds of {site}, which says that it is at {seen[site].head_round}, do not verify "
-        f"here: {cause}; where those of the others do neither, compare the manifests "
+        f"the rounds of {site}, which says that it is at {seen[site].head_of(log_id)}, do not "
+        f"verify here: {cause}; where those of the others do neither, compare the manifests "
         "(`fedctl manifest show`)"
         for site, cause in sorted(causes.items())
-        if site in seen and seen[site].head_round > head_round
+        if site in seen and seen[site].head_of(log_id) > head_round
     ]
 
 
