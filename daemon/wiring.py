@@ -24,8 +24,8 @@ from config.settings import (
 from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.control.context import ServiceContext
 from daemon.control.socket import ADMINISTRATION, ServiceSocket
-from daemon.jobs import generator as generator_jobs
 from daemon.jobs import learning as learning_jobs
+from daemon.jobs.generator import training as generator_training
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.generator.spec import GeneratorSpec
@@ -513,7 +513,9 @@ async def generator_of(
     await asyncio.to_thread(change_model, store, state, named)
     known = (site, rounds, store, state, generator.shapes, named.first)
     made = await asyncio.to_thread(Rounds, *known)
-    trainer = Trainer(generator.spec, generator_jobs.train, generator_jobs.write_initial_version)
+    trainer = Trainer(
+        generator.spec, generator_training.train, generator_training.write_initial_version
+    )
     driver = made.driver(generator, workers.generator_crypto, trainer, collection.library_path)
     generator.adopt(made.protocol.durable.head_digest)
     return generator, {GENERATOR: driver}

@@ -29,7 +29,8 @@ from rich.console import Console
 
 from crypto.durable import whole
 from crypto.privacy import epsilon_of
-from daemon.jobs import generator as jobs
+from daemon.jobs.generator import training as jobs
+from daemon.jobs.generator.examples import examples_of
 from daemon.learning.generator.encoding import encoded
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
@@ -126,7 +127,7 @@ def remembered(spec: GeneratorSpec, secrets: Sequence[Canary]) -> tuple[list[flo
     language, exposures, written = generator.language_model, [], 0
     for canary in secrets:
         triples = [canary.triple(secret) for secret in (canary.secret, *canary.others)]
-        examples = jobs.examples_of(triples, language, spec)
+        examples = examples_of(triples, language, spec)
         lessons = encoded(language, examples, spec.prompt_tokens, spec.answer_tokens).lessons
         with torch.inference_mode():
             own, *others = (

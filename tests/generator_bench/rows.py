@@ -21,7 +21,8 @@ from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms, epsilon_of
 from daemon.answering.citations import statements
 from daemon.evaluation.answers import score_citations, score_text, without_marks
-from daemon.jobs import generator as jobs
+from daemon.jobs.generator import training as jobs
+from daemon.jobs.generator.examples import examples_of
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
 from daemon.learning.options import TrainingOptions
@@ -200,7 +201,7 @@ def asked(
     found = []
     for site in sites:
         told(f"asking {site.name}")
-        examples = jobs.examples_of(site.tests, model, spec)
+        examples = examples_of(site.tests, model, spec)
         for triple, example in zip(site.tests, examples, strict=True):
             text, likelihood = model.measured(example.prompt, sampling, references=[example.answer])
             scores = {**_scores(text, triple), "nats": likelihood.reference}

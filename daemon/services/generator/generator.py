@@ -8,7 +8,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.jobs import generator as generator_jobs
+from daemon.jobs.generator import training
+from daemon.jobs.generator.judging import choose
 from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError
@@ -70,8 +71,8 @@ class FederatedGenerator:
         if not self.spec.base_model:
             return
         log.info("loading the generator's base model", base_model=self.spec.base_model)
-        described = await self._learning.run(generator_jobs.describe, self.spec)
-        first = await self._learning.run(generator_jobs.write_initial_version, self.spec, versions)
+        described = await self._learning.run(training.describe, self.spec)
+        first = await self._learning.run(training.write_initial_version, self.spec, versions)
         shapes = described.shape_manifest
         self.own = OwnGenerator(shapes, NamedModel(shapes.digest, shapes.total, first))
         if self.served_digest and not await asyncio.to_thread(
@@ -139,7 +140,7 @@ class FederatedGenerator:
     async def _judge(self, digest: bytes) -> None:
         try:
             found = await self._learning.run(
-                generator_jobs.choose,
+                choose,
                 *(self.spec, self._library, self._versions, digest, self._in_use_file),
             )
         except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
@@ -168,7 +169,7 @@ class FederatedGenerator:
             return do.Situation(0, willing=False, reason="training.willing is off here")
         try:
             # By a worker that training doesn't keep waiting.
-            triples = await self._answering.run(generator_jobs.trainable, self.spec, self._library)
+            triples = await self._answering.run(training.trainable, self.spec, self._library)
         except (LearningError, LibraryError, WorkerCrashed) as error:
             return do.Situation(0, willing=False, reason=f"can't read what it learns from: {error}")
         if triples < self._min_triples:

@@ -18,7 +18,9 @@ from crypto.arrays import Float32
 from crypto.quantize import LOSS_BOUND
 from daemon.answering import transformers_model
 from daemon.answering.options import AnsweringOptions, FederatedWriter
-from daemon.jobs import generator as jobs
+from daemon.jobs.generator import training as jobs
+from daemon.jobs.generator.examples import examples_of
+from daemon.jobs.generator.judging import choose
 from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
@@ -197,7 +199,7 @@ def test_a_triple_is_asked_as_the_site_asks_and_cites_its_passages(site: Site) -
         "The pump needs oil. Tar is for the lamp! It needs water [4]",
         "supplied",
     )
-    (example,) = jobs.examples_of([triple], model, site.spec)
+    (example,) = examples_of([triple], model, site.spec)
     assert example.prompt.index("The lamp needs tar.") < example.prompt.index("The pump needs oil.")
     assert "what care does the pump need?" in example.prompt
     assert (
@@ -205,13 +207,13 @@ def test_a_triple_is_asked_as_the_site_asks_and_cites_its_passages(site: Site) -
     )
     # Passages are left out, worst first, until the prompt has room; the question never is.
     narrow = replace(site.spec, prompt_tokens=model.count(example.prompt) - 1)
-    (shorter,) = jobs.examples_of([triple], model, narrow)
+    (shorter,) = examples_of([triple], model, narrow)
     assert triple.question in shorter.prompt
     assert model.count(shorter.prompt) <= narrow.prompt_tokens
 
 
 def test_naming_the_jobs_loads_no_torch() -> None:
-    code = "import sys, daemon.jobs.generator; sys.exit('torch' in sys.modules)"
+    code = "import sys, daemon.jobs.generator.judging; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -242,7 +244,7 @@ def test_a_version_answers_once_it_does_better_here(judging: Site) -> None:
     worse = version_of(site, (start + noise).astype(np.float32))
 
     def chosen(digest: bytes) -> InUse:
-        return jobs.choose(site.spec, site.library, site.versions, digest, path)
+        return choose(site.spec, site.library, site.versions, digest, path)
 
     assert read_in_use(path) == InUse(), "the base model, before anything is judged"
     unlearned = chosen(worse)
@@ -262,7 +264,7 @@ def test_with_too_few_questions_to_judge_by_the_base_model_answers(site: Site) -
     path = site.folder / "in_use.json"
     site.fill([], [replace(PAIRS[0], query="say it", split="valid")])
     first = jobs.write_initial_version(site.spec, site.versions)
-    found = jobs.choose(site.spec, site.library, site.versions, first, path)
+    found = choose(site.spec, site.library, site.versions, first, path)
     assert found == InUse(triples=1), "as soon as there are more it is judged"
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.jobs import generator as jobs
+from daemon.jobs.generator import training as jobs
 from daemon.learning.generator.in_use import InUse, read_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.process.workers import Worker

@@ -1,0 +1,1 @@
+"""Jobs of the learning worker that train the generator, and judge it."""
