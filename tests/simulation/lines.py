@@ -100,11 +100,16 @@ class Line(World):
         self.both.busy_until.pop(name, None)
         for line in self.both.lines:
             World.crash(line, name)
+        boot = max(line._boots[name] for line in self.both.lines)
+        for line in self.both.lines:  # one that died before another line had started, too
+            line._boots[name] = boot
 
     def start(self, name: str) -> None:
         for line in self.both.lines or [self]:
             if name in line.disks:
                 World.start(line, name)
+                if name not in line.machines:
+                    return  # it died in the midst of it, and the process is one
 
     def install(self, name: str, manifest: FederationManifest) -> None:
         for line in self.both.lines:

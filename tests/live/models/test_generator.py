@@ -43,6 +43,7 @@ async def federation(
         "prompt_tokens": 4096,  # it has a token for many a letter
     }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
+    own["alder"]["retrieval"] = {"generator": "federated"}  # it answers with what is trained
     async with LiveFederation.start(
         root, names, without=without, faulty_sites=1, own=own, min_participants=3
     ) as live:
@@ -148,3 +149,38 @@ async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
         await all_agree(live, GENERATOR)
         last = (await late.rounds(GENERATOR))[-1]
         assert "dogwood" in last.certificate.body.contributors
+
+
+def validation() -> Corpus:
+    """By which versions are judged; nobody learns from it."""
+    corpus = Corpus.of("ferry")
+    for part in (*corpus.documents, *corpus.pairs):
+        part.split = "valid"
+    return corpus
+
+
+async def test_a_version_is_taken_into_use_while_people_ask(tmp_path: Path) -> None:
+    async with federation(tmp_path, ["alder", "birch", "cedar"]) as live:
+        alder, enough = live.sites["alder"], validation()
+        questions = [pair.query for pair in alder.corpus.pairs]
+        alder.corpus = enough
+        await alder.ingest()
+        used: list[bytes] = []  # by the answer of each question, or by one just before
+
+        async def ask_on(first: int) -> None:
+            while used.count(b"") == len(used) or len(used) < 20:
+                question = questions[(first + len(used)) % len(questions)]
+                digest = (await alder.status()).generator.answering_digest
+                reply = await alder.stub.Ask(control.AskRequest(question=question), timeout=120)
+                assert reply.passages and (reply.answer or reply.abstained)
+                assert not reply.instead, "the generator itself wrote it"
+                used.append(digest)
+
+        async with asyncio.timeout(600), asyncio.TaskGroup() as group:
+            for first in range(2):
+                group.create_task(ask_on(first))
+            group.create_task(live.train("birch", 2, model=GENERATOR))
+        status = (await alder.status()).generator
+        assert used[0] == b"" and used[-1]
+        assert status.judged_by == len(enough.pairs) and status.perplexity < status.base_perplexity
+        assert not [line for line in alder.log.splitlines() if '"error"' in line]
