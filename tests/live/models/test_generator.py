@@ -22,11 +22,12 @@ from tests.live.tapped_fedd import read_tape
 from tests.support.federation import Corpus, LiveFederation, LiveSite
 from tests.support.small_models import small_generator
 
-pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SITES = ["alder", "birch", "cedar", "dogwood", "elm"]
 WITNESS = "elm"  # has no base model
 GENERATOR = "generator"
+UNSUPPORTED = "nothing of what the language model wrote is supported by what it cites"
 
 
 @asynccontextmanager
@@ -140,7 +141,9 @@ async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
         await live.sites["alder"].stub.Train(asked, timeout=30)
         assert await live.sites["cedar"].process.wait() == -9, live.sites["cedar"].log
         await again(live, "cedar")
-        await live.until_head(2, 300, model=GENERATOR)
+        await live.until_head(
+            2, 600, model=GENERATOR
+        )  # an attempt that waits in vain takes its time
         late = await again(live, "dogwood")
         await late.ingest()
         await live.until_head(2, model=GENERATOR)
@@ -173,7 +176,8 @@ async def test_a_version_is_taken_into_use_while_people_ask(tmp_path: Path) -> N
                 digest = (await alder.status()).generator.answering_digest
                 reply = await alder.stub.Ask(control.AskRequest(question=question), timeout=120)
                 assert reply.passages and (reply.answer or reply.abstained)
-                assert not reply.instead, "the generator itself wrote it"
+                # What an untrained model writes is not supported, as it should be.
+                assert reply.instead in ("", UNSUPPORTED), reply.instead
                 used.append(digest)
 
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
