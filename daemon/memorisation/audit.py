@@ -118,8 +118,8 @@ def advice(audit: Memorisation) -> str:
         said = ["Every version that was trained on canaries exposes them beyond chance."]
     else:
         said = [
-            f"Beyond chance canaries are exposed {_named(telling)}; within what it gives "
-            f"{_named(quiet)}."
+            f"Beyond chance canaries are exposed by {_named(telling)}; within what it gives, "
+            f"by {_named(quiet)}."
         ]
     if written := [one for one in trained if one.written]:
         most = max(written, key=lambda one: one.written)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import peers.link.tls13  # noqa: F401  before grpc, see there
+
+# isort: split
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +14,28 @@ import numpy as np
 import pytest
 
 from crypto.privacy import NoiseTerms
+from daemon.fedctl.main import main
 from daemon.jobs.generator import memory
 from daemon.jobs.generator import training as jobs
 from daemon.jobs.generator.memory import audit_memory, noised
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError, TrainingOptions
+from daemon.library.readers.documents import Pair
 from daemon.memorisation.audit import (
     AuditOptions,
     AuditProgress,
     Began,
+    CanaryExposure,
     Memorisation,
+    advice,
     is_beyond_chance,
 )
 from daemon.memorisation.canaries import canaries
+from daemon.services.generator.memory_audit import options_of
 from daemon.state.versions import read_version, write_version
+from proto import control_pb2 as control
 from tests.daemon.jobs.test_generator import DOCUMENTS, PAIRS, Site, spec
+from tests.support.canned_daemon import canned_daemon
 
 __all__ = ["spec"]
 
@@ -143,10 +154,85 @@ def test_noise_is_that_of_a_plan_and_an_update_is_clipped_to_its_norm() -> None:
     ids=["few triples", "no epoch", "a student of its own", "a clip norm beyond the grid"],
 )
 def test_what_cannot_be_audited_is_refused(
-    site: Site, pairs: list, options: AuditOptions, cause: str, tmp_path: Path
+    site: Site, pairs: list[Pair], options: AuditOptions, cause: str, tmp_path: Path
 ) -> None:
     other = Site(site.spec, tmp_path / "other")
     other.folder.mkdir()
     other.fill(DOCUMENTS, pairs)
     with pytest.raises(LearningError, match=cause):
         audit_memory(other.spec, other.library, other.versions, None, "yard", options)
+
+
+# ---- on the screen ---------------------------------------------------------------------------
+
+
+def fedctl(socket: Path, *words: str) -> int:
+    return main(["--socket", str(socket), "audit", "memory", *words])
+
+
+def test_the_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with canned_daemon(tmp_path / "s") as daemon:
+        asked = ("--epochs", "3", "--noise", "0.5", "--noise", "2", "--clip", "1.5", "--sites", "5")
+        assert fedctl(tmp_path / "s", *asked, "--set", "learning_rate=0.01") == 0
+        assert fedctl(tmp_path / "s") == 0
+    chosen, usual = daemon.asked
+    assert (chosen.local_epochs, chosen.sites, chosen.clip_norm) == (3, 5, 1.5)
+    assert (list(chosen.noises), list(chosen.choices)) == ([0.5, 2.0], ["learning_rate=0.01"])
+    assert usual == control.AuditMemoryRequest(canaries=8, rounds=4)
+    out = capsys.readouterr().out
+    rows = {line.split("  ")[0].strip(): line.split() for line in out.splitlines()}
+    assert rows["base model"][-5:] == ["1.50", "2.00", "0", "of", "8"]
+    assert rows["its share, noise 1"][-7:] == ["1", "10.7", "1.25", "1.75", "0", "of", "8"]
+    assert "8 canaries among 60 triples" in " ".join(out.split())
+    assert "By chance 1.42 bits, give or take 0.50; at most 8.00." in " ".join(out.split())
+    assert out.rstrip().endswith("It is a lower bound.")
+
+
+def test_the_object_for_machines_and_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with canned_daemon(tmp_path / "s") as daemon:
+        assert fedctl(tmp_path / "s", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [one["written"] for one in found["versions"]] == [0, 3, 0, 0]
+        daemon.refusal = "there is no base model here"
+        assert fedctl(tmp_path / "s") == 1
+        assert capsys.readouterr().err == "fedctl: there is no base model here.\n"
+        assert fedctl(tmp_path / "s", "--noise", "81") == 2
+        assert fedctl(tmp_path / "s", "--rounds", "0") == 2
+
+
+def test_figures_travel_under_their_names() -> None:
+    fields = set(control.MemoryAudit.DESCRIPTOR.fields_by_name)
+    assert fields == {*Memorisation.__dataclass_fields__, "model_digest"}
+    fields = set(control.CanaryExposure.DESCRIPTOR.fields_by_name)
+    assert fields == set(CanaryExposure.__dataclass_fields__)
+
+
+def test_what_is_left_open_is_as_usual_and_secrets_are_drawn_anew() -> None:
+    usual, again = (options_of(control.AuditMemoryRequest(), PLAN, 3) for _ in range(2))
+    assert usual.seed != again.seed
+    assert usual == AuditOptions(PLAN, sites=3, seed=usual.seed)
+    request = control.AuditMemoryRequest(sites=7, noises=[2.0, 2.0], clip_norm=0.5, rounds=1)
+    asked = options_of(request, PLAN, 3)
+    assert (asked.sites, asked.noises, asked.clip_norm, asked.rounds) == (7, (2.0,), 0.5, 1)
+
+
+def test_advice_says_what_is_beyond_chance_and_what_is_written() -> None:
+    def audit(*means: tuple[float, int]) -> Memorisation:
+        versions = tuple(
+            CanaryExposure(f"v{n}", mean, mean, written, planted=n > 0)
+            for n, (mean, written) in enumerate(means)
+        )
+        return Memorisation(
+            *(8, 255, 60, 4, 3, 3, "lora", 1e-2, 1.0, 1.0, 1e-5, 1.42, 0.5, 8.0), versions, 1.0
+        )
+
+    quiet = advice(audit((9.0, 0), (2.0, 0)))
+    assert quiet.startswith("No version exposes its canaries beyond what chance gives")
+    both = advice(audit((1.0, 0), (7.5, 2), (1.0, 0)))
+    assert both.startswith("Beyond chance canaries are exposed by v1 (7.5 bits); within")
+    assert "2 of 8 are written word for word" in both
+    assert "(v1)" in both
+    assert advice(audit((1.0, 0), (1.0, 1))).startswith("Every version")
+    assert "seen 12 times" in quiet
