@@ -82,7 +82,6 @@ class CannedDaemon(ControlServicer):
             last_multiplier=2.0,
         )
         self.exposed = audited_embeddings()
-        self.remembered = audited_memory()
         self.building: Iterable[control.BuildPairsProgress] = [
             control.BuildPairsProgress(done=3, total=44),
             control.BuildPairsProgress(
@@ -545,7 +544,7 @@ class CannedDaemon(ControlServicer):
     def AuditMemory(self, request: Any, context: Any) -> Iterator[control.AuditMemoryProgress]:
         self._hear(request, context)
         yield control.AuditMemoryProgress(step="base model", fraction=0.5)
-        yield control.AuditMemoryProgress(step="done", fraction=1, result=self.remembered)
+        yield control.AuditMemoryProgress(step="done", fraction=1, result=audited_memory())
 
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
