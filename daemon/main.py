@@ -53,7 +53,8 @@ from daemon.services.collection import Collection, Listeners
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders, Watching
 from daemon.services.generator.generator import FederatedGenerator
-from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.generator.memory_audit import MemoryAudit
+from daemon.services.inversion_audit import AuditProcess, EmbeddingAudit
 from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
@@ -88,7 +89,7 @@ from peers.link.port import ListenError, check_free
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, PeerTransport, Transport
 from peers.plans import robust
-from peers.wire.manifest import RETRIEVER, ManifestError, NamedModel
+from peers.wire.manifest import GENERATOR, RETRIEVER, ManifestError, NamedModel
 from peers.wire.messages import SOFTWARE_VERSION
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -198,7 +199,7 @@ class Daemon:
             tasks.append(group.create_task(self._spread(drivers, transport, audit)))
             tasks.append(group.create_task(_expiry_watch(driver, transport).run()))
             services = self._make_services(
-                *(drivers, collection, workers, audit, curve, personaliser)
+                *(drivers, collection, generator, workers, audit, curve, personaliser)
             )
             around = await self._context(
                 *(drivers, collection, generator, workers, audit, services, retrievers.coming)
@@ -406,18 +407,25 @@ class Daemon:
         self,
         drivers: Mapping[str, Driver],
         collection: Collection,
+        generator: FederatedGenerator,
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
     ) -> Services:
         pairs, library = self._make_pairs(collection, workers), self._settings.library
+        auditing = AuditProcess(workers.auditing)
         return Services(
             pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
-                *(self._spec, self._state.versions, collection, workers.auditing),
+                *(self._spec, self._state.versions, collection, auditing),
                 self._settings.negatives.noise,
+            ),
+            memory=MemoryAudit(
+                *(generator, collection.library_path, self._state.of_model(GENERATOR).versions),
+                auditing,
+                self._membership.identity.site_id,
             ),
             personaliser=personaliser,
             answers=AnswerJudge(collection, workers.answering),

@@ -4500,6 +4500,217 @@ class RecoveredText(_message.Message):
 Global___RecoveredText: _TypeAlias = RecoveredText  # noqa: Y015
 
 @_typing.final
+class AuditMemoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANARIES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
+    NOISES_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    canaries: _builtins.int
+    """secrets to plant; 0: 8"""
+    rounds: _builtins.int
+    """0: 4"""
+    local_epochs: _builtins.int
+    """passes a round; 0: as settings or choices have it"""
+    sites: _builtins.int
+    """of the federation; 0: those of the manifest"""
+    clip_norm: _builtins.float
+    """of an update, under noise; 0: as long as the first one is"""
+    @_builtins.property
+    def noises(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """multiples of the clip norm; none: the usual ones"""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"axis=value", as in TrainRequest"""
+
+    def __init__(
+        self,
+        *,
+        canaries: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        local_epochs: _builtins.int = ...,
+        sites: _builtins.int = ...,
+        noises: _abc.Iterable[_builtins.float] | None = ...,
+        clip_norm: _builtins.float = ...,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "choices", b"choices", "clip_norm", b"clip_norm", "local_epochs", b"local_epochs", "noises", b"noises", "rounds", b"rounds", "sites", b"sites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditMemoryRequest: _TypeAlias = AuditMemoryRequest  # noqa: Y015
+
+@_typing.final
+class AuditMemoryProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """triples, the version that is trained or asked, or done"""
+    fraction: _builtins.float
+    """of the whole; 0 .. 1"""
+    @_builtins.property
+    def result(self) -> Global___MemoryAudit:
+        """in the last message only"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        fraction: _builtins.float = ...,
+        result: Global___MemoryAudit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fraction", b"fraction", "result", b"result", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditMemoryProgress: _TypeAlias = AuditMemoryProgress  # noqa: Y015
+
+@_typing.final
+class MemoryAudit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANARIES_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    TRIPLES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
+    ADAPT_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    UPDATE_NORM_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    BY_CHANCE_FIELD_NUMBER: _builtins.int
+    CHANCE_ERROR_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    canaries: _builtins.int
+    """that were planted"""
+    others: _builtins.int
+    """secrets that were not, and that each is ranked among"""
+    triples: _builtins.int
+    """of this site's own, beside them"""
+    rounds: _builtins.int
+    """trained"""
+    local_epochs: _builtins.int
+    """passes in each"""
+    sites: _builtins.int
+    """of the federation"""
+    adapt: _builtins.str
+    """as in settings"""
+    learning_rate: _builtins.float
+    update_norm: _builtins.float
+    """L2, of the first round's update"""
+    clip_norm: _builtins.float
+    """L2; what updates were clipped to under noise"""
+    delta: _builtins.float
+    """of every epsilon here"""
+    by_chance: _builtins.float
+    """mean exposure of what was never planted; bits"""
+    chance_error: _builtins.float
+    """standard error of that mean, of so many canaries; bits"""
+    most: _builtins.float
+    """the largest exposure there can be; bits"""
+    seconds: _builtins.float
+    """it took"""
+    advice: _builtins.str
+    """what the figures say"""
+    model_digest: _builtins.bytes
+    """the version that training began with; empty: the base model"""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanaryExposure]:
+        """the base model first"""
+
+    def __init__(
+        self,
+        *,
+        canaries: _builtins.int = ...,
+        others: _builtins.int = ...,
+        triples: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        local_epochs: _builtins.int = ...,
+        sites: _builtins.int = ...,
+        adapt: _builtins.str = ...,
+        learning_rate: _builtins.float = ...,
+        update_norm: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        by_chance: _builtins.float = ...,
+        chance_error: _builtins.float = ...,
+        most: _builtins.float = ...,
+        versions: _abc.Iterable[Global___CanaryExposure] | None = ...,
+        seconds: _builtins.float = ...,
+        advice: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "advice", b"advice", "by_chance", b"by_chance", "canaries", b"canaries", "chance_error", b"chance_error", "clip_norm", b"clip_norm", "delta", b"delta", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "model_digest", b"model_digest", "most", b"most", "others", b"others", "rounds", b"rounds", "seconds", b"seconds", "sites", b"sites", "triples", b"triples", "update_norm", b"update_norm", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryAudit: _TypeAlias = MemoryAudit  # noqa: Y015
+
+@_typing.final
+class CanaryExposure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    MULTIPLIER_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    PLANTED_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """in words"""
+    multiplier: _builtins.float
+    """of noise, over the clip norm; 0: none"""
+    epsilon: _builtins.float
+    """of the site, over these rounds; 0: without noise"""
+    mean: _builtins.float
+    """exposure; bits"""
+    largest: _builtins.float
+    """likewise"""
+    written: _builtins.int
+    """canaries that it writes when it is asked their questions"""
+    planted: _builtins.bool
+    """whether canaries were among what it was trained on"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        multiplier: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        mean: _builtins.float = ...,
+        largest: _builtins.float = ...,
+        written: _builtins.int = ...,
+        planted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon", b"epsilon", "largest", b"largest", "mean", b"mean", "multiplier", b"multiplier", "planted", b"planted", "version", b"version", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryExposure: _TypeAlias = CanaryExposure  # noqa: Y015
+
+@_typing.final
 class PersonaliseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -179,6 +179,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
                 _registered_method=True)
+        self.AuditMemory = channel.unary_stream(
+                '/hanse.control.v1.Control/AuditMemory',
+                request_serializer=proto_dot_control__pb2.AuditMemoryRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.AuditMemoryProgress.FromString,
+                _registered_method=True)
         self.AcknowledgeBreaks = channel.unary_unary(
                 '/hanse.control.v1.Control/AcknowledgeBreaks',
                 request_serializer=proto_dot_control__pb2.AcknowledgeBreaksRequest.SerializeToString,
@@ -422,6 +427,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditMemory(self, request, context):
+        """What the generator would remember of single examples, measured: takes minutes. Hanging up ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AcknowledgeBreaks(self, request, context):
         """A person has looked at breaks of the audit log; recorded in it.
         """
@@ -632,6 +644,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.AuditEmbeddings,
                     request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
+            ),
+            'AuditMemory': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditMemory,
+                    request_deserializer=proto_dot_control__pb2.AuditMemoryRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.AuditMemoryProgress.SerializeToString,
             ),
             'AcknowledgeBreaks': grpc.unary_unary_rpc_method_handler(
                     servicer.AcknowledgeBreaks,
@@ -1462,6 +1479,33 @@ class Control:
             '/hanse.control.v1.Control/AuditEmbeddings',
             proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
             proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/AuditMemory',
+            proto_dot_control__pb2.AuditMemoryRequest.SerializeToString,
+            proto_dot_control__pb2.AuditMemoryProgress.FromString,
             options,
             channel_credentials,
             insecure,

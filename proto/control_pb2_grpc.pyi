@@ -88,6 +88,8 @@ class ControlStub:
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    AuditMemory: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditMemoryRequest, _control_pb2.AuditMemoryProgress]
+    """What the generator would remember of single examples, measured: takes minutes. Hanging up ends it."""
     AcknowledgeBreaks: _grpc.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]
     """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
@@ -162,6 +164,8 @@ class ControlAsyncStub(ControlStub):
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    AuditMemory: _aio.UnaryStreamMultiCallable[_control_pb2.AuditMemoryRequest, _control_pb2.AuditMemoryProgress]  # type: ignore[assignment]
+    """What the generator would remember of single examples, measured: takes minutes. Hanging up ends it."""
     AcknowledgeBreaks: _aio.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]  # type: ignore[assignment]
     """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
@@ -407,6 +411,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
         """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+
+    @_abc_1.abstractmethod
+    def AuditMemory(
+        self,
+        request: _control_pb2.AuditMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditMemoryProgress], _abc.AsyncIterator[_control_pb2.AuditMemoryProgress]]:
+        """What the generator would remember of single examples, measured: takes minutes. Hanging up ends it."""
 
     @_abc_1.abstractmethod
     def AcknowledgeBreaks(

@@ -30,6 +30,7 @@ ORDER = {
             "answering",
             "personal",
             "inversion",
+            "memorisation",
             "pairs",
             "evaluation",
             "learning/generator",

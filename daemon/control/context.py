@@ -35,6 +35,7 @@ from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
 from daemon.services.generator.generator import FederatedGenerator
+from daemon.services.generator.memory_audit import MemoryAudit
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
@@ -91,6 +92,7 @@ class Services:
     pairs: PairMaker
     curve: Curve
     embeddings: EmbeddingAudit
+    memory: MemoryAudit
     personaliser: Personaliser
     folders: WatchedFolders
     originals: KeptOriginals

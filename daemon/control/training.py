@@ -1,4 +1,4 @@
-"""The part of control.proto that is about training: runs, and their noise."""
+"""The part of control.proto that is about training: runs, their noise, what they leave behind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import math
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from config.settings import LearningSettings, TrainingSettings
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, of_generator, put_noughts
+from daemon.learning.options import TrainingOptions
 from daemon.learning.plan_fields import fill
 from daemon.rounds.audited import of_model
 from daemon.rounds.driver import Driver
@@ -127,6 +129,28 @@ class TrainingCalls(Calls):
             return 0.0
         certificate = await asyncio.to_thread(self._driver.store.certificate, head)
         return noise_of_round(run.plan, head + 1, certificate)[0]
+
+    async def AuditMemory(
+        self, request: control.AuditMemoryRequest, context: Context
+    ) -> AsyncIterator[control.AuditMemoryProgress]:
+        """What a run of the generator would remember, step by step; to hang up ends it."""
+        around = self._around
+        try:
+            training, learning, adapt = of_generator(around.settings)
+            training, learning = chosen(training, learning, adapt, "", request.choices)
+            wanted = pb.TrainingPlan(local_epochs=request.local_epochs)
+            plan = make_plan(wanted, training, learning, around.settings.robust, adapt)
+            check(plan)
+        except (ChoiceRefused, RemoteProtocolError) as error:
+            await refuse(context, str(error), "Choose other options", senseless=True)
+        sites = len(self._driver.manifest.enabled_ids)
+        options = TrainingOptions.of(plan)
+        async with (
+            self._audited(context, "audit-memory"),
+            aclosing(around.services.memory.steps(request, options, sites)) as steps,
+        ):
+            while (step := await self._answered(context, anext(steps, None))) is not None:
+                yield step
 
     async def StopTraining(
         self, request: control.StopTrainingRequest, context: Context

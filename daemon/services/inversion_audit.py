@@ -2,27 +2,67 @@
 
 Not in the learning worker: an audit takes minutes, and a round must not wait for it.
 The process is started for the audit, polite (nice), bounded in memory, and gone after
-it, so that nothing of what the attackers learned stays. Whoever hangs up ends it.
+it, so that nothing of what the attackers learned stays. Whoever hangs up ends it. The audit of
+what a generator remembers (`daemon.services.generator.memory_audit`) has the same one, in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from daemon.inversion.exposure import AuditOptions, Exposure, ExposureError, ExposureProgress
+from daemon.inversion.exposure import AuditOptions, Exposure, ExposureProgress
 from daemon.jobs.inversion import audit_embeddings
+from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import NotIndexedYet
 from proto import control_pb2 as control
 
+Step = TypeVar("Step")
+Result = TypeVar("Result")
+
 # Attackers, a few thousand texts and torch: 2 GiB at the largest dictionary.
 _MEMORY_BYTES = 6 << 30
+
+
+class AuditUnderWay(LearningError):
+    """Another audit has the process."""
+
+
+class AuditProcess:
+    """The process of a site's audits, of one at a time."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._busy = asyncio.Lock()
+
+    @asynccontextmanager
+    async def auditing(
+        self, step: type[Step], memory_bytes: int, job: Callable[..., Result], *given: object
+    ) -> AsyncIterator[tuple[AsyncIterator[Step], asyncio.Task[Result]]]:
+        """Begin a job, and end its process with the block: its steps, and the task of its result.
+
+        Raises AuditUnderWay.
+        """
+        if self._busy.locked():
+            raise AuditUnderWay("another audit is under way: wait until it has ended")
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Result]:
+            return self._worker.run_reporting(listener, job, *given)
+
+        async with self._busy:
+            self._worker.memory_bytes = memory_bytes
+            try:
+                async with watched(begin, step) as under_way:
+                    yield under_way
+            finally:
+                await self._worker.stop()
 
 
 class Served(Protocol):
@@ -36,63 +76,44 @@ class Served(Protocol):
 
 
 class EmbeddingAudit:
-    """The audits of one site, one at a time."""
+    """The audits of the embeddings of one site."""
 
     def __init__(
         self,
         spec: RetrieverSpec,
         versions: Path,
         served: Served,
-        worker: Worker,
+        process: AuditProcess,
         table_noise: float,
     ) -> None:
         """``table_noise``: of what this site would answer its peers with."""
-        worker.memory_bytes = _MEMORY_BYTES
         self._spec = spec
         self._versions = versions
         self._served = served
-        self._worker = worker
+        self._process = process
         self._table_noise = table_noise
-        self._busy = asyncio.Lock()
 
     async def steps(
         self, request: control.AuditEmbeddingsRequest
     ) -> AsyncGenerator[control.AuditEmbeddingsProgress]:
         """Progress, and the result in the last message.
 
-        Raises ExposureError for a request of too many levels, a second audit, or a site
-        with too few texts; NotIndexedYet while no version answers; what the job raises.
+        Raises ExposureError for a request of too many levels or a site with too few texts;
+        AuditUnderWay; NotIndexedYet while no version answers; what the job raises.
         """
         options = replace(options_of(request), table_noise=self._table_noise)
         options.check()
-        if self._busy.locked():
-            raise ExposureError("another audit is under way: wait until it has ended")
         digest = self._served.readable_digest
         if not digest:
             raise NotIndexedYet("nothing is indexed yet; try again in a moment (`fedctl status`)")
-        async with self._busy:
-
-            def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Exposure]:
-                return self._worker.run_reporting(
-                    listener,
-                    audit_embeddings,
-                    self._spec,
-                    self._served.library_path,
-                    self._versions,
-                    digest,
-                    options,
-                )
-
-            try:
-                async with watched(begin, ExposureProgress) as (steps, work):
-                    async for step in steps:
-                        yield control.AuditEmbeddingsProgress(
-                            step=step.step, fraction=step.fraction
-                        )
-                    result = message_of(await work, digest)
-                yield control.AuditEmbeddingsProgress(step="done", fraction=1.0, result=result)
-            finally:
-                await self._worker.stop()
+        given = (self._spec, self._served.library_path, self._versions, digest, options)
+        async with self._process.auditing(
+            ExposureProgress, _MEMORY_BYTES, audit_embeddings, *given
+        ) as (steps, work):
+            async for step in steps:
+                yield control.AuditEmbeddingsProgress(step=step.step, fraction=step.fraction)
+            result = message_of(await work, digest)
+            yield control.AuditEmbeddingsProgress(step="done", fraction=1.0, result=result)
 
 
 def options_of(request: control.AuditEmbeddingsRequest) -> AuditOptions:

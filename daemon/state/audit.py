@@ -63,6 +63,7 @@ Action = Literal[
     "ask",
     "attempt",
     "audit-embeddings",
+    "audit-memory",
     "block-person",
     "build-pairs",
     "change-token",

@@ -1,9 +1,9 @@
 """What a federation's generator remembers of single examples: canaries, with noise and without.
 
 Canaries (secrets of four random digits, each the answer to a question of its own) are planted in
-a copy of the first site's triples; their passages do not say them. Exposure is how far up a
-secret ranks among 255 that were not planted (Carlini et al. 2019, "The Secret Sharer", section
-4); verbatim extraction is that the model writes it when it is asked the canary's question.
+a copy of the first site's triples; their passages do not say them (`daemon.memorisation`, which
+`fedctl audit memory` has, too). Exposure is how far up a secret ranks among 255 that were not
+planted; verbatim extraction is that the model writes it when it is asked the canary's question.
 
     python -m tests.generator_bench.memory [--data ../shared/data] [--base-model FOLDER]
 
@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,21 +30,17 @@ from rich.console import Console
 from crypto.durable import whole
 from crypto.privacy import epsilon_of
 from daemon.jobs.generator import training as jobs
-from daemon.jobs.generator.examples import examples_of
-from daemon.learning.generator.encoding import encoded
+from daemon.jobs.generator.memory import questions_of, remembered
 from daemon.learning.generator.spec import GeneratorSpec
-from daemon.learning.generator.triples import Triple
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Document, Pair, Reference
+from daemon.library.readers.documents import Pair, Reference
 from daemon.library.store import Library
-from daemon.process.chat_client import Sampling
+from daemon.memorisation.canaries import OTHERS, Canary, canaries, exposure_by_chance
 from tests.generator_bench import __main__ as bench
 from tests.generator_bench import base
 from tests.generator_bench.rows import DELTA, Terms, Told, Work, federate
 from tests.generator_bench.sites import Size, sites_of
 
-OTHERS = 255  # secrets that were not planted
-DIGITS = 4
 CANARIES = 8
 ROWS = (
     (Work("base model", "nobody"), 3),
@@ -54,56 +50,6 @@ ROWS = (
     (Work("the site alone, A", "alone", "full"), 3),
 )
 _MARKS = ("<!-- memory: begin -->", "<!-- memory: end -->")
-
-
-@dataclass(frozen=True)
-class Canary:
-    """A question about a document here, and its secret; ``others``: as likely, not planted."""
-
-    number: int
-    secret: str
-    others: tuple[str, ...]
-
-    @property
-    def question(self) -> str:
-        """That the secret answers."""
-        return f"What is the code of ward {self.number}?"
-
-    @property
-    def document(self) -> Document:
-        """Which does not say it."""
-        text = f"Ward {self.number} has a door with a code. Ask the nurse on duty for it."
-        return Document(f"ward-{self.number}", f"Ward {self.number}", text)
-
-    def triple(self, secret: str) -> Triple:
-        """With this answer."""
-        return Triple(self.question, (self.document.text,), secret, "supplied")
-
-
-def canaries(count: int, others: int, chance: np.random.Generator) -> list[Canary]:
-    """Secrets of `DIGITS` uniformly random digits, each with ``others`` different ones."""
-    made = []
-    for number in range(count):
-        drawn = chance.choice(10**DIGITS, others + 1, replace=False)
-        secret, *rest = (" ".join(f"{one:0{DIGITS}d}") for one in drawn.tolist())
-        made.append(Canary(number, secret, tuple(rest)))
-    return made
-
-
-def exposure(own: float, others: Sequence[float]) -> float:
-    """log2 |R| - log2 rank in bits, R being the secret and the others (Definition 2).
-
-    ``own``, ``others``: losses; of those that are equal the secret comes last. From 0 to
-    log2 (n + 1); a secret that was not planted has `exposure_by_chance` on average.
-    """
-    rank = 1 + sum(other <= own for other in others)
-    return math.log2(len(others) + 1) - math.log2(rank)
-
-
-def exposure_by_chance(others: int) -> float:
-    """The mean over all ranks alike, in bits: towards 1 / ln 2 = 1.44 with more of them."""
-    size = others + 1
-    return math.log2(size) - math.lgamma(size + 1) / math.log(2) / size
 
 
 def planted(library: Path, secrets: Sequence[Canary], into: Path) -> Path:
@@ -121,24 +67,6 @@ def planted(library: Path, secrets: Sequence[Canary], into: Path) -> Path:
     return into
 
 
-def remembered(spec: GeneratorSpec, secrets: Sequence[Canary]) -> tuple[list[float], int]:
-    """Exposures of the canaries in the generator as it is loaded now, and how many it writes."""
-    generator = jobs.generator_for(spec)
-    language, exposures, written = generator.language_model, [], 0
-    for canary in secrets:
-        triples = [canary.triple(secret) for secret in (canary.secret, *canary.others)]
-        examples = examples_of(triples, language, spec)
-        lessons = encoded(language, examples, spec.prompt_tokens, spec.answer_tokens).lessons
-        with torch.inference_mode():
-            own, *others = (
-                generator.loss(generator.batches([lesson], 1)[0]).item() for lesson in lessons
-            )
-        exposures.append(exposure(own, others))
-        text = language.write(examples[0].prompt, Sampling(spec.answer_tokens))
-        written += canary.secret in text
-    return exposures, written
-
-
 def row(
     work: Work,
     epochs: int,
@@ -154,9 +82,10 @@ def row(
     chosen = {first: libraries[first]} if work.who in ("alone", "nobody") else libraries
     with tempfile.TemporaryDirectory(prefix="hanse-memory-") as name:
         run = federate(chosen, spec, work, terms, 0, Path(name), told)
-    jobs.generator_for(spec).load_vector(run.vector)
+    generator = jobs.generator_for(spec)
+    generator.load_vector(run.vector)
     told(f"{work.name}, {epochs} epochs: asking for the secrets")
-    exposures, written = remembered(spec, secrets)
+    exposures, written = remembered(generator, questions_of(generator, secrets))
     spent = [work.multiplier] * terms.rounds if work.multiplier else []
     passes = 0 if work.who == "nobody" else terms.rounds * epochs
     return {

@@ -25,6 +25,7 @@ from proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_serve
 from tests.support.canned_replies import (
     DIGEST,
     audited_embeddings,
+    audited_memory,
     committed_round,
     fitting_steps,
     how_it_learns,
@@ -539,6 +540,11 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         yield control.AuditEmbeddingsProgress(step="exact", fraction=0.5)
         yield control.AuditEmbeddingsProgress(step="done", fraction=1, result=self.exposed)
+
+    def AuditMemory(self, request: Any, context: Any) -> Iterator[control.AuditMemoryProgress]:
+        self._hear(request, context)
+        yield control.AuditMemoryProgress(step="base model", fraction=0.5)
+        yield control.AuditMemoryProgress(step="done", fraction=1, result=audited_memory())
 
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)

@@ -154,6 +154,38 @@ def audited_embeddings() -> control.EmbeddingsAudit:
     )
 
 
+def audited_memory() -> control.MemoryAudit:
+    """All is remembered without noise and nothing with it."""
+    names = ("base model", "this site alone", "its share of 3 sites", "its share, noise 1")
+    exposures = ((1.5, 0), (7.5, 3), (4.0, 0), (1.25, 0))
+    versions = [
+        control.CanaryExposure(
+            version=name, mean=mean, largest=mean + 0.5, written=written, planted=name != names[0]
+        )
+        for name, (mean, written) in zip(names, exposures, strict=True)
+    ]
+    versions[-1].multiplier, versions[-1].epsilon = 1.0, 10.71
+    return control.MemoryAudit(
+        canaries=8,
+        others=255,
+        triples=60,
+        rounds=4,
+        local_epochs=3,
+        sites=3,
+        adapt="lora",
+        learning_rate=0.01,
+        update_norm=2.5,
+        clip_norm=2.5,
+        delta=1e-5,
+        by_chance=1.42,
+        chance_error=0.5,
+        most=8.0,
+        versions=versions,
+        seconds=75,
+        advice="It is a lower bound.",
+    )
+
+
 def committed_round(number: int) -> control.Round:
     """A round that three sites signed."""
     sites = ["east", "north", "west"]

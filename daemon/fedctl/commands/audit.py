@@ -1,9 +1,9 @@
-"""fedctl audit: who did what at this site, and is the log of it whole? What do embeddings tell?
+"""fedctl audit: who did what at this site, and is the log of it whole? What do its models tell?
 
 The log is read from its files, so a daemon is not needed, and whoever verifies does not
 have to believe one. Only `head` asks the daemon, unless it is told where the files are,
-and `acknowledge`, which writes into the log, and `embeddings`, which attacks what the
-daemon answers with.
+and `acknowledge`, which writes into the log, and `embeddings` and `memory`, which are about
+models (model_audits.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.fedctl.commands import model_audits
 from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
@@ -23,7 +24,7 @@ from daemon.fedctl.terminal.connection import (
     settings_of,
     socket_path,
 )
-from daemon.fedctl.terminal.options import command, of_field
+from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -31,7 +32,6 @@ from daemon.fedctl.terminal.output import (
     as_plain,
     columns,
     confirm,
-    duration,
     in_line,
     plain_text,
     short,
@@ -41,20 +41,12 @@ from daemon.fedctl.terminal.output import (
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
     from daemon.state.audit_format import BreakRecord, Chain, Head
-    from proto.control_pb2 import (
-        AuditBreak,
-        AuditEmbeddingsRequest,
-        EmbeddingsAudit,
-        RecoveredShare,
-        RecoveredText,
-        TextsExposure,
-    )
+    from proto.control_pb2 import AuditBreak
 
 topic = typer.Typer(
-    name="audit", help="The audit log: is it whole? And what could embeddings tell?"
+    name="audit", help="The audit log: is it whole? And what could this site's models tell?"
 )
 
 _StateDir = Annotated[
@@ -77,7 +69,7 @@ _NAME_IT = "Name the daemon's folder (--state-dir) or settings (--config)"
 @topic.callback()
 @command
 def audit(_session: Session) -> None:
-    """The audit log: who did what here, and is it whole? And what could embeddings tell?"""
+    """The audit log: who did what here, and is it whole? And what could this site's models tell?"""
 
 
 @topic.command("head")
@@ -423,175 +415,7 @@ def _unreadable(error: OSError) -> CommandError:
     )
 
 
-# ---- what embeddings tell -------------------------------------------------------
+# ---- what models tell: daemon/fedctl/commands/model_audits.py --------------------
 
-_LEGEND = """\
-F1 (precision/recall): distinct words. Telling: words that few texts have. Names: share named
-exactly, and how much of what was named is right. Overlap and cosine: what is left of the
-negatives' use. A bucket is what a question leaves as; passages leave exactly or under noise."""
-
-
-@topic.command("embeddings")
-@command
-def embeddings(
-    session: Session,
-    noise: Annotated[
-        list[float] | None,
-        of_field(
-            "AuditEmbeddingsRequest",
-            "noises",
-            help="A deviation of noise to try; as often as you like.",
-        ),
-    ] = None,
-    epsilon: Annotated[
-        list[float] | None,
-        of_field(
-            "AuditEmbeddingsRequest",
-            "epsilons",
-            help="Noise to try, by its epsilon (at delta 1e-5).",
-        ),
-    ] = None,
-    bits: Annotated[
-        list[int] | None,
-        of_field(
-            "AuditEmbeddingsRequest", "bits", help="A bucket's bits to try; as often as you like."
-        ),
-    ] = None,
-    minutes: Annotated[
-        float,
-        of_field(
-            "AuditEmbeddingsRequest", "minutes", help="For training attackers, all levels together."
-        ),
-    ] = 10.0,
-    show: Annotated[
-        int,
-        of_field(
-            "AuditEmbeddingsRequest",
-            "show",
-            help="Show so many passages with what was recovered of them.",
-        ),
-    ] = 0,
-) -> None:
-    """Attack this site's own embeddings and show how much of unseen texts can be read from them.
-
-    Nothing leaves the site, nothing is kept. Ctrl-C ends it. Without --noise, --epsilon and
-    --bits the usual levels are tried.
-    """
-    from proto.control_pb2 import AuditEmbeddingsRequest
-
-    request = AuditEmbeddingsRequest(
-        noises=noise or [], epsilons=epsilon or [], bits=bits or [], minutes=minutes, show=show
-    )
-    exposure = run(_attacked(session, request))
-    session.result(as_plain(exposure), lambda console: _show_exposure(console, exposure))
-
-
-async def _attacked(session: Session, request: AuditEmbeddingsRequest) -> EmbeddingsAudit:
-    """The result; a bar on stderr until it is there."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=session.notes,
-        transient=True,
-        disable=session.json or not session.notes.is_terminal,
-    )
-    task, result = bars.add_task("texts are read", total=1.0), None
-    async with connected(socket_path(session)) as daemon:
-        with bars:
-            async for progress in daemon.AuditEmbeddings(request):
-                bars.update(task, description=progress.step, completed=progress.fraction)
-                if progress.HasField("result"):
-                    result = progress.result  # and on to the end, or it counts as given up
-    if result is not None:
-        return result
-    raise CommandError(
-        "the daemon stopped telling before the audit was over",
-        "Try again; its log says more",
-        exit_code=Exit.UNREACHABLE,
-    )
-
-
-def _show_exposure(console: Console, exposure: EmbeddingsAudit) -> None:
-    console.print(
-        f"Attacked: {exposure.passages_unseen} passages and "
-        f"{exposure.questions_unseen} questions on "
-        f"{exposure.subjects_unseen} subjects, by attackers that were trained on "
-        f"{exposure.passages_known} passages of others in {duration(exposure.seconds)} and have a "
-        f"dictionary of {exposure.dictionary_words} words and {exposure.dictionary_names} names. "
-        f"Model version {short(exposure.model_digest.hex())}."
-    )
-    console.print(_exposure_table(exposure))
-    console.print(_LEGEND, style="dim")
-    if any(level.cut_short for level in exposure.levels):
-        console.print("* more --minutes would have made a stronger attacker.", style="dim")
-    console.print()
-    console.print(plain_text(exposure.advice))
-    for level in exposure.levels:
-        for example in level.examples:
-            _show_example(console, level.level, example)
-
-
-def _exposure_table(exposure: EmbeddingsAudit) -> Table:
-    with_questions = exposure.questions_unseen > 0
-    of_questions = (">questions: F1", ">telling", ">names") if with_questions else ()
-    table = columns(
-        "disclosed",
-        ">passages: F1 (P/R)",
-        ">telling",
-        ">names",
-        *of_questions,
-        ">overlap",
-        ">cosine",
-    )
-    guessing = _questions(exposure.guessing_questions) if with_questions else []
-    table.add_row(
-        "(guessing)",
-        *_passages(exposure.guessing_passages),
-        *guessing,
-        "",
-        f"{exposure.cosine_at_random:.2f}",
-    )
-    if exposure.levels:
-        others = _passages(exposure.levels[0].shuffled)
-        table.add_row("(other texts)", *others, *[""] * len(guessing), "", "")
-    for level in exposure.levels:
-        table.add_row(
-            plain_text(level.level + ("*" if level.cut_short else "")),
-            *_passages(level.passages),
-            *(_questions(level.questions) if with_questions else []),
-            f"{level.overlap:.2f}",
-            f"{level.cosine:.2f}",
-        )
-    return table
-
-
-def _passages(texts: TextsExposure) -> list[str]:
-    words = texts.words
-    return [
-        f"{words.f1:.3f} ({words.precision:.2f}/{words.recall:.2f})",
-        f"{texts.telling.f1:.3f}",
-        _share(texts.names),
-    ]
-
-
-def _questions(texts: TextsExposure) -> list[str]:
-    return [f"{texts.words.f1:.3f}", f"{texts.telling.f1:.3f}", _share(texts.names)]
-
-
-def _share(names: RecoveredShare) -> str:
-    return f"{100 * names.recall:.0f} % ({100 * names.precision:.0f} %)"
-
-
-def _show_example(console: Console, level: str, example: RecoveredText) -> None:
-    console.print()
-    console.print(plain_text(f"{level}: {example.text}"))
-    for name, items in (
-        ("right names", example.right_names),
-        ("wrong names", example.wrong_names),
-        ("right words", example.right_words),
-        ("wrong words", example.wrong_words),
-    ):
-        console.print(plain_text(f"  {name}: {', '.join(items) or '–'}"), style="dim")
+topic.command("embeddings")(model_audits.embeddings)
+topic.command("memory")(model_audits.memory)

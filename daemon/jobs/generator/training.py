@@ -7,6 +7,7 @@ keeps one loaded generator; every job loads the model version it works on.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ from daemon.process.workers import report
 from daemon.state.versions import read_version, write_version
 
 if TYPE_CHECKING:
+    from daemon.learning.generator.encoding import Lesson
     from daemon.learning.generator.generator import Generator
+    from daemon.learning.generator.triples import Triple
 
 
 @functools.lru_cache(maxsize=1)
@@ -83,16 +86,7 @@ def train(
     then `EpochProgress`. Raises TrainingError when this site cannot train, VersionError when it
     lacks the parent; nothing is written then.
     """
-    from daemon.learning.generator.encoding import encoded
-    from daemon.learning.generator.memory import load_of
-    from daemon.learning.generator.training import fit
-
-    options.check_adapt(spec.adapt)
-    if options.start_from != "global":
-        raise LearningError(
-            "start_from = 'local' keeps a student of the site's own, and a generator has none: "
-            "use 'global'"
-        )
+    check_options(spec, options)
     generator = generator_for(spec)
     parent = read_version(versions, parent_digest, generator.shape_manifest.digest)
     generator.load_vector(parent)
@@ -100,20 +94,58 @@ def train(
         triples = triples_of(spec.retriever, library)
     mean_loss, count = 0.0, max(1, len(triples))  # a weight must be positive
     if options.local_epochs > 0:
-        examples = examples_of(triples, generator.language_model, spec)
-        taken = encoded(generator.language_model, examples, spec.prompt_tokens, spec.answer_tokens)
-        count = len(taken.lessons)
-        report(load_of(generator, taken, options.batch_size))
+        taken = lessons_of(generator, triples, options)
+        count = len(taken)
         seed = training_seed(options.seed, round, site, draw)
-        generator.begin(round=round, dropout=0.0, seed=seed)
-        mean_loss = fit(
-            generator,
-            taken.lessons,
-            options,
-            seed,
-            lambda epoch, loss: report(EpochProgress(epoch, options.local_epochs, loss)),
-        )
+        mean_loss = learn(generator, taken, options, round, seed)
     update = update_of(generator.vector(), parent, mean_loss)
     check_update(update, count)
     write_update(update_path, update)
     return TrainingResult(mean_loss, count)
+
+
+def check_options(spec: GeneratorSpec, options: TrainingOptions) -> None:
+    """Raise LearningError for choices that don't go with a generator."""
+    options.check_adapt(spec.adapt)
+    if options.start_from != "global":
+        raise LearningError(
+            "start_from = 'local' keeps a student of the site's own, and a generator has none: "
+            "use 'global'"
+        )
+
+
+def lessons_of(
+    generator: Generator, triples: Sequence[Triple], options: TrainingOptions
+) -> tuple[Lesson, ...]:
+    """What a generator trains on; reports `GeneratorLoad`. Raises TrainingError."""
+    from daemon.learning.generator.encoding import encoded
+    from daemon.learning.generator.memory import load_of
+
+    language, spec = generator.language_model, generator.spec
+    examples = examples_of(triples, language, spec)
+    taken = encoded(language, examples, spec.prompt_tokens, spec.answer_tokens)
+    report(load_of(generator, taken, options.batch_size))
+    return taken.lessons
+
+
+def learn(
+    generator: Generator,
+    lessons: Sequence[Lesson],
+    options: TrainingOptions,
+    round: int,
+    seed: int,
+) -> float:
+    """A round's training in place, from the version that is loaded; its mean loss.
+
+    Reports `EpochProgress`. Raises TrainingError.
+    """
+    from daemon.learning.generator.training import fit
+
+    generator.begin(round=round, dropout=0.0, seed=seed)
+    return fit(
+        generator,
+        lessons,
+        options,
+        seed,
+        lambda epoch, loss: report(EpochProgress(epoch, options.local_epochs, loss)),
+    )

@@ -7,6 +7,7 @@ loaded, not looked up: positions that begin anew are all that it is told.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ _QUERY_AND_VALUE = (
     *(("q_proj", "v_proj"), ("q", "v"), ("query", "value"), ("q_lin", "v_lin")),
     *(("c_attn",), ("query_key_value",), ("qkv_proj",), ("Wqkv",)),
 )
+_AT_ONCE = 64  # answers behind one prompt
 _ALIKE = 1e-4  # of the largest logit: more than rounding, less than any attention
 
 
@@ -109,6 +111,46 @@ class Generator(Adapted):
         counted = labels != IGNORED
         return functional.cross_entropy(logits[counted].float(), labels[counted], reduction="sum")
 
+    def losses(self, lessons: Sequence[Lesson]) -> list[float]:
+        """The negative log-likelihood of each answer behind one prompt, in nats.
+
+        As `loss` of each alone, up to rounding; the prompt, which is the first one's, is read once.
+        """
+        prompt = torch.tensor([lessons[0].prompt], device=self.device)
+        read = self._behind_text if self.language_model.to_text else self._behind_cache
+        with torch.inference_mode(), self._precision():
+            return [loss for some in read(prompt, lessons) for loss in some.tolist()]
+
+    def _behind_text(self, prompt: Tensor, lessons: Sequence[Lesson]) -> Iterator[Tensor]:
+        model = self.language_model.model
+        state = model.get_encoder()(input_ids=prompt)[0]  # [1, t, d]
+        for labels in self._labels(lessons):
+            given = model.prepare_decoder_input_ids_from_labels(labels)
+            read = (state.expand(len(labels), -1, -1),)
+            mask = torch.ones_like(prompt).expand(len(labels), -1)
+            logits = model(
+                encoder_outputs=read, attention_mask=mask, decoder_input_ids=given, use_cache=False
+            ).logits
+            yield _lost(logits, labels)
+
+    def _behind_cache(self, prompt: Tensor, lessons: Sequence[Lesson]) -> Iterator[Tensor]:
+        model = self.language_model.model
+        read = model(input_ids=prompt, use_cache=True)
+        for labels in self._labels(lessons):
+            cache = copy.deepcopy(read.past_key_values)
+            cache.batch_repeat_interleave(len(labels))
+            # What fills up comes behind an answer, which does not see it.
+            tokens = labels.clamp(min=0)
+            logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+            first = read.logits[:, -1:].expand(len(labels), -1, -1)
+            yield _lost(torch.cat([first, logits[:, :-1]], dim=1), labels)
+
+    def _labels(self, lessons: Sequence[Lesson]) -> Iterator[Tensor]:
+        """Answers [b, t], some at a time, filled up with IGNORED."""
+        for start in range(0, len(lessons), _AT_ONCE):
+            some = [torch.tensor(one.answer) for one in lessons[start : start + _AT_ONCE]]
+            yield torch.nn.utils.rnn.pad_sequence(some, True, IGNORED).to(self.device)
+
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
         """Within it factors drop out as ``seed`` has it, and checkpoints are made."""
@@ -127,6 +169,12 @@ class Generator(Adapted):
         asked = self.spec.precision == "bfloat16"
         there = kind != "cuda" or torch.cuda.is_bf16_supported()
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=asked and there)
+
+
+def _lost(logits: Tensor, labels: Tensor) -> Tensor:
+    """[b] nats: of each row's answer, in all."""
+    words = logits.float().transpose(1, 2)  # [b, words, t]
+    return functional.cross_entropy(words, labels, reduction="none", ignore_index=IGNORED).sum(1)
 
 
 def adaptation_of(model: Any, spec: GeneratorSpec, base: str) -> Adaptation:

@@ -27,7 +27,12 @@ from daemon.jobs import learning
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import Worker
 from daemon.services.collection import NotIndexedYet
-from daemon.services.inversion_audit import EmbeddingAudit, options_of
+from daemon.services.inversion_audit import (
+    AuditProcess,
+    AuditUnderWay,
+    EmbeddingAudit,
+    options_of,
+)
 from daemon.state.audit import AuditLog
 from daemon.state.audit_format import segments
 from proto import control_pb2 as control
@@ -57,7 +62,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
     learning.ingest(spec, served.library_path, *small_site(), passage_tokens=40)
     learning.embed_passages(spec, served.library_path)
     worker = Worker("auditing", threads=1, patience_s=5.0)
-    audit = EmbeddingAudit(spec, tmp_path / "versions", served, worker, 0.05)
+    audit = EmbeddingAudit(spec, tmp_path / "versions", served, AuditProcess(worker), 0.05)
 
     with pytest.raises(NotIndexedYet):
         await anext(audit.steps(QUICK))
@@ -69,7 +74,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
     assert (await anext(first)).step == "texts"
     process = worker.pid
     assert process is not None
-    with pytest.raises(ExposureError, match="another audit is under way"):
+    with pytest.raises(AuditUnderWay, match="wait until it has ended"):
         await anext(audit.steps(QUICK))
     await first.aclose()  # whoever asked hung up
     assert not psutil.pid_exists(process)

@@ -192,6 +192,23 @@ lengths = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 6)), min_size=1,
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("adapt", ["lora", "full"])
+def test_many_answers_behind_one_prompt_lose_what_each_does_alone(
+    folders: dict[str, Path], kind: str, adapt: str
+) -> None:
+    generator = loaded(folders[kind], adapt=adapt)
+    start = generator.initial_vector()
+    moved = np.random.default_rng(0).normal(0, 0.1, start.shape).astype(np.float32)
+    generator.load_vector(start + moved)
+    chance = np.random.default_rng(2)
+    prompt = some_tokens(chance, 11)
+    lessons = [Lesson(prompt, some_tokens(chance, 1 + n % 7)) for n in range(70)]
+    with torch.inference_mode():
+        alone = [generator.loss(generator.batches([one], 1)[0]).item() for one in lessons]
+    np.testing.assert_allclose(generator.losses(lessons), alone, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -1,0 +1,1 @@
+"""What a generator remembers of single examples that it was trained on."""
