@@ -35,6 +35,7 @@ from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
 from daemon.services.generator.generator import FederatedGenerator
+from daemon.services.generator.personaliser import GeneratorPersonaliser
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
@@ -92,6 +93,7 @@ class Services:
     curve: Curve
     embeddings: EmbeddingAudit
     personaliser: Personaliser
+    own_generator: GeneratorPersonaliser
     folders: WatchedFolders
     originals: KeptOriginals
     answers: AnswerJudge
