@@ -313,19 +313,24 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
     if isinstance(retrieval, RetrievalSettings):
         yield from _model_problems(retrieval)
         generator = sections.get("generator")
-        if retrieval.generator == "federated" and isinstance(generator, GeneratorSettings):
-            yield from _base_problems(generator)
+        if isinstance(generator, GeneratorSettings):
+            yield from _base_problems(generator, retrieval)
         for name in ("retriever", "next_retriever"):
             yield from _passage_problems(name, sections.get(name), retrieval)
 
 
-def _base_problems(generator: GeneratorSettings) -> Iterator[Problem]:
-    """What the sites train together is to answer, and this site has nothing to build it on."""
-    if generator.base_model is None:
+def _base_problems(generator: GeneratorSettings, retrieval: RetrievalSettings) -> Iterator[Problem]:
+    """What the sites train together is wanted, and this site has nothing to build it on."""
+    wanted = {
+        'retrieval.generator = "federated"': retrieval.generator == "federated",
+        f"generator.personal = {_toml(generator.personal)}": generator.personal != "none",
+    }
+    asking = [setting for setting, asks in wanted.items() if asks]
+    if asking and generator.base_model is None:
         yield Problem(
             "generator.base_model",
             "nothing",
-            'a folder with a language model with retrieval.generator = "federated"',
+            f"a folder with a language model with {' and '.join(asking)}",
             'write for example base_model = "/srv/models/flan-t5-small"',
         )
 

@@ -157,6 +157,8 @@ class GeneratorSettings(Section, GeneratorAxes):  # type: ignore[misc]  # frozen
 
     base_model: FilePath | None = None  # None: this site trains none
     lora_targets: LayerNames = ()
+    personal: Literal["none", "mixture"] = "none"
+    personal_epochs: int = Field(4, ge=1, le=100)
     min_triples: int = Field(8, ge=1, le=1_000_000)
     local_epochs: int = as_in("TrainingPlan", "local_epochs", 1)
     batch_size: int = as_in("TrainingPlan", "batch_size", 8)

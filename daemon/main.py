@@ -58,7 +58,6 @@ from daemon.services.inversion_audit import AuditProcess, EmbeddingAudit
 from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.originals import KeptOriginals
 from daemon.services.pair_maker import PairMaker, WriterSettings
-from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
@@ -68,6 +67,7 @@ from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
 from daemon.state.tokens import TokenError, Tokens
 from daemon.wiring import (
+    Personalisers,
     Retrievers,
     Rounds,
     Site,
@@ -79,6 +79,7 @@ from daemon.wiring import (
     generator_of,
     limits_of,
     named_in_force,
+    personalisers_of,
     retriever_spec,
     retrievers_of,
     state_of,
@@ -162,16 +163,16 @@ class Daemon:
         audit = await self._open_audit(driver, stack)
         transport = self._make_transport(drivers, audit)
         ways = {name: way_of(transport, audit, one) for name, one in drivers.items()}
-        personaliser = self._make_personaliser(driver, collection, workers, ways[RETRIEVER], audit)
+        own = personalisers_of(here, collection, generator, drivers, ways[RETRIEVER], audit)
+        boards = {name: self._make_progress(transport, one, stack) for name, one in drivers.items()}
         attached = {
-            name: Attached(self._make_progress(transport, one, stack), audit)
-            for name, one in drivers.items()
+            name: Attached(board, audit, run_ended=own.ended(name))
+            for name, board in boards.items()
         }
         attached[RETRIEVER] = replace(
             attached[RETRIEVER],
             desk=await self._make_desk(driver, collection, retrievers, workers),
             committed=curve.committed,
-            run_ended=personaliser.run_ended,
         )
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -191,7 +192,7 @@ class Daemon:
                 tasks.append(await self._run(group, one, ways[name], attached[name]))
             collection.adopt(await first_version(driver, workers.learning, self._spec))
             tasks.append(group.create_task(_train_when_embedded(driver, collection)))
-            tasks.append(group.create_task(personaliser.run()))
+            tasks.append(group.create_task(own.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             for one in drivers.values():
@@ -199,7 +200,7 @@ class Daemon:
             tasks.append(group.create_task(self._spread(drivers, transport, audit)))
             tasks.append(group.create_task(_expiry_watch(driver, transport).run()))
             services = self._make_services(
-                *(drivers, collection, generator, workers, audit, curve, personaliser)
+                *(drivers, collection, generator, workers, audit, curve, own)
             )
             around = await self._context(
                 *(drivers, collection, generator, workers, audit, services, retrievers.coming)
@@ -303,25 +304,6 @@ class Daemon:
             head=head,
         )
 
-    def _make_personaliser(
-        self,
-        driver: Driver,
-        collection: Collection,
-        workers: Workers,
-        transport: PeerTransport,
-        audit: AuditLog,
-    ) -> Personaliser:
-        site = driver.identity.site_id
-        return Personaliser(
-            Personal.of(self._settings, self._spec, driver.shapes.digest, site),
-            learning=workers.learning,
-            collection=collection,
-            protocol=driver.protocol,
-            transport=transport,
-            audit=audit,
-            federation_id=driver.identity.federation_id,
-        )
-
     def _make_pairs(self, collection: Collection, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
@@ -411,7 +393,7 @@ class Daemon:
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
-        personaliser: Personaliser,
+        own: Personalisers,
     ) -> Services:
         pairs, library = self._make_pairs(collection, workers), self._settings.library
         auditing = AuditProcess(workers.auditing)
@@ -427,7 +409,8 @@ class Daemon:
                 auditing,
                 self._membership.identity.site_id,
             ),
-            personaliser=personaliser,
+            personaliser=own.retriever,
+            own_generator=own.generator,
             answers=AnswerJudge(collection, workers.answering),
             folders=WatchedFolders(
                 Watching(library.folders, library.vanished, library.scan_s, library.keep_originals),

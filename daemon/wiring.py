@@ -6,7 +6,7 @@ import asyncio
 import resource
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,11 +23,13 @@ from config.settings import (
 )
 from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.control.context import ServiceContext
+from daemon.control.run_plan import of_generator
 from daemon.control.socket import ADMINISTRATION, ServiceSocket
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.generator import training as generator_training
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials
+from daemon.learning.from_settings import options_from
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
@@ -43,7 +45,9 @@ from daemon.rounds.readiness import Served
 from daemon.rounds.work import Computing, OfSite, Trainer
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.generator.generator import FederatedGenerator
+from daemon.services.generator.personaliser import GeneratorPersonaliser
 from daemon.services.indexes import StandIn
+from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import AuditLog
 from daemon.state.folder import StateFolder
 from daemon.state.membership import LogMembership, Membership
@@ -54,13 +58,13 @@ from peers.attempts import effects as do
 from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
 from peers.link.servicer import Limits
-from peers.link.transport import Transport
+from peers.link.transport import PeerTransport, Transport
 from peers.plans.policy import Policy
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.rounds.replica import Member, Replica, Stored, Verification
-from peers.wire.manifest import GENERATOR, NamedModel
+from peers.wire.manifest import GENERATOR, RETRIEVER, NamedModel
 from peers.wire.messages import INCARNATION_BYTES
 from proto import federation_pb2 as pb
 from proto.bounds import numbers_of
@@ -526,8 +530,71 @@ def generator_spec(settings: Settings, retriever: RetrieverSpec) -> GeneratorSpe
     return GeneratorSpec(
         retriever=retriever,
         prompt=settings.retrieval.prompt,
+        personal_folder=str(state_of(settings).of_model(GENERATOR).personal),
         **_named_in(settings.generator, GeneratorSpec)
         | {"base_model": str(settings.generator.base_model or "")},
         **_named_in(settings.workers, GeneratorSpec),
         device=settings.retriever.device,
+    )
+
+
+@dataclass(frozen=True)
+class Personalisers:
+    """What fits what is this site's own of each model."""
+
+    retriever: Personaliser
+    generator: GeneratorPersonaliser
+
+    def ended(self, model: str) -> Callable[[], None]:
+        """Whom to tell that a run of that model is over: who waited for it, too."""
+
+        def told() -> None:
+            if model == RETRIEVER:
+                self.retriever.run_ended()
+            self.generator.run_ended()
+
+        return told
+
+    async def run(self) -> None:
+        """Fit after each run, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.retriever.run())
+            group.create_task(self.generator.run())
+
+
+def personalisers_of(
+    site: Site,
+    collection: Collection,
+    generator: FederatedGenerator,
+    drivers: Mapping[str, Driver],
+    way: PeerTransport,
+    audit: AuditLog,
+) -> Personalisers:
+    """As the settings say of training; ``way``: to the peers, for the retriever's rounds."""
+    settings, identity, learning = site.settings, site.membership.identity, site.workers.learning
+    driver = drivers[RETRIEVER]
+    chosen = Personal.of(settings, generator.spec.retriever, driver.shapes.digest, identity.site_id)
+    training, axes, _ = of_generator(settings)
+    options = replace(
+        options_from(training, axes),
+        local_epochs=settings.generator.personal_epochs,
+        seed=chosen.options.seed,
+    )
+    return Personalisers(
+        Personaliser(
+            chosen,
+            learning=learning,
+            collection=collection,
+            protocol=driver.protocol,
+            transport=way,
+            audit=audit,
+            federation_id=identity.federation_id,
+        ),
+        GeneratorPersonaliser(
+            generator,
+            options,
+            learning=learning,
+            protocols={name: one.protocol for name, one in drivers.items()},
+            audit=audit,
+        ),
     )

@@ -465,6 +465,10 @@ class GeneratorStatus(_message.Message):
     JUDGED_BY_FIELD_NUMBER: _builtins.int
     BASE_PERPLEXITY_FIELD_NUMBER: _builtins.int
     PERPLEXITY_FIELD_NUMBER: _builtins.int
+    OWN_SHARE_FIELD_NUMBER: _builtins.int
+    ANSWERS_WRITTEN_FIELD_NUMBER: _builtins.int
+    PERSONAL_FIELD_NUMBER: _builtins.int
+    PERSONALISED_DIGEST_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """folder, as configured; empty: this site trains none"""
     own: _builtins.str
@@ -492,7 +496,15 @@ class GeneratorStatus(_message.Message):
     base_perplexity: _builtins.float
     """of their answers, to the base model; 0: not judged"""
     perplexity: _builtins.float
-    """likewise to the version that answers"""
+    """likewise to what answers"""
+    own_share: _builtins.float
+    """of this site's own half in what answers; 0: none of it"""
+    answers_written: _builtins.int
+    """of 12 by which what answers was judged, too; fewer: one took too long"""
+    personal: _builtins.str
+    """as configured: none or mixture"""
+    personalised_digest: _builtins.bytes
+    """version from which the own half was trained last; empty: none was"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -515,10 +527,14 @@ class GeneratorStatus(_message.Message):
         judged_by: _builtins.int = ...,
         base_perplexity: _builtins.float = ...,
         perplexity: _builtins.float = ...,
+        own_share: _builtins.float = ...,
+        answers_written: _builtins.int = ...,
+        personal: _builtins.str = ...,
+        personalised_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "base_model", b"base_model", "base_perplexity", b"base_perplexity", "head_round", b"head_round", "judged_by", b"judged_by", "judged_digest", b"judged_digest", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "perplexity", b"perplexity", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "answers_written", b"answers_written", "base_model", b"base_model", "base_perplexity", b"base_perplexity", "head_round", b"head_round", "judged_by", b"judged_by", "judged_digest", b"judged_digest", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "own_share", b"own_share", "perplexity", b"perplexity", "personal", b"personal", "personalised_digest", b"personalised_digest", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4715,16 +4731,20 @@ class PersonaliseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     local_epochs: _builtins.int
     """passes over the pairs, of a mixture in each of local_only_rounds; 0: as in the settings"""
+    model: _builtins.str
+    """empty: the retriever"""
     def __init__(
         self,
         *,
         local_epochs: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_epochs", b"local_epochs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_epochs", b"local_epochs", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4752,6 +4772,12 @@ class PersonaliseProgress(_message.Message):
     JUDGED_IN_TURN_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
     ANSWERS_WITH_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ANSWERS_WRITTEN_FIELD_NUMBER: _builtins.int
+    ANSWERS_TO_WRITE_FIELD_NUMBER: _builtins.int
+    BASE_PERPLEXITY_FIELD_NUMBER: _builtins.int
+    SHARED_PERPLEXITY_FIELD_NUMBER: _builtins.int
+    OWN_PERPLEXITY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """that has ended; 0: none yet"""
     epochs: _builtins.int
@@ -4786,6 +4812,18 @@ class PersonaliseProgress(_message.Message):
     """the encoder as it came did better than the mixture, and answers"""
     answers_with: _builtins.str
     """what questions are answered with from now on, for people"""
+    model: _builtins.str
+    """whose own half it is"""
+    answers_written: _builtins.int
+    """to judge by, of the vector that is being judged; of a generator"""
+    answers_to_write: _builtins.int
+    """0: none is being written"""
+    base_perplexity: _builtins.float
+    """of validation answers, to the base model; 0: of no generator"""
+    shared_perplexity: _builtins.float
+    """likewise to the version that it was trained from"""
+    own_perplexity: _builtins.float
+    """to its best mixture with the own half; 0: none does better"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""
@@ -4811,10 +4849,16 @@ class PersonaliseProgress(_message.Message):
         judged_in_turn: _builtins.bool = ...,
         untrained: _builtins.bool = ...,
         answers_with: _builtins.str = ...,
+        model: _builtins.str = ...,
+        answers_written: _builtins.int = ...,
+        answers_to_write: _builtins.int = ...,
+        base_perplexity: _builtins.float = ...,
+        shared_perplexity: _builtins.float = ...,
+        own_perplexity: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_with", b"answers_with", "changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_to_write", b"answers_to_write", "answers_with", b"answers_with", "answers_written", b"answers_written", "base_perplexity", b"base_perplexity", "changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model", b"model", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_perplexity", b"own_perplexity", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "shared_perplexity", b"shared_perplexity", "steps", b"steps", "steps_unanswered", b"steps_unanswered", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

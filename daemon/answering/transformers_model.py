@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from crypto.arrays import Float32
 from daemon.answering.options import AnsweringOptions, FederatedWriter
-from daemon.learning.generator.in_use import read_in_use
+from daemon.learning.generator.in_use import InUse, read_in_use
 from daemon.learning.language_model import LanguageModel, LanguageModelError
 from daemon.learning.options import EncoderError, LearningError
-from daemon.state.versions import VersionError, read_version
+from daemon.personal.generator import vector_in_use
+from daemon.state.versions import VersionError
 
 if TYPE_CHECKING:
     from daemon.learning.generator.generator import Generator
@@ -49,29 +50,30 @@ def federated(options: AnsweringOptions) -> LanguageModel:
 
 
 class _Writer:
-    """One loaded generator, and the version that is in it."""
+    """One loaded generator, and the version or mixture that is in it."""
 
     def __init__(self, writer: FederatedWriter, generator: Generator) -> None:
         self._writer = writer
         self._generator = generator
-        self._version = ""
+        self._loaded = ("", "", 0.0)
 
     def language_model(self) -> LanguageModel:
         """As it is to answer now."""
-        version = read_in_use(self._writer.in_use).version
-        if version != self._version:
+        in_use = read_in_use(self._writer.in_use)
+        wanted = (in_use.version, in_use.own, in_use.share)
+        if wanted != self._loaded:
             try:
-                self._generator.load_vector(self._vector(version))
+                self._generator.load_vector(self._vector(in_use))
             except VersionError as error:
                 raise LanguageModelError(f"the generator's version is not used: {error}") from error
-            self._version = version
+            self._loaded = wanted
         return self._generator.language_model
 
-    def _vector(self, version: str) -> Float32:
-        if not version:
+    def _vector(self, in_use: InUse) -> Float32:
+        if not in_use.version:
             return self._generator.initial_vector()
         shape = self._generator.shape_manifest.digest
-        return read_version(self._writer.versions, bytes.fromhex(version), shape)
+        return vector_in_use(in_use, self._writer.spec, self._writer.versions, shape)
 
 
 @functools.lru_cache(maxsize=1)

@@ -36,6 +36,7 @@ from daemon.services.curve import Curve
 from daemon.services.folders import WatchedFolders
 from daemon.services.generator.generator import FederatedGenerator
 from daemon.services.generator.memory_audit import MemoryAudit
+from daemon.services.generator.personaliser import GeneratorPersonaliser
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.library_changes import ChangeUnderWay, SilentError
 from daemon.services.originals import KeptOriginals
@@ -94,6 +95,7 @@ class Services:
     embeddings: EmbeddingAudit
     memory: MemoryAudit
     personaliser: Personaliser
+    own_generator: GeneratorPersonaliser
     folders: WatchedFolders
     originals: KeptOriginals
     answers: AnswerJudge

@@ -16,14 +16,13 @@ from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.answers import MeanFigure
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
-from daemon.learning.options import EpochProgress, EvaluationProgress, LearningError
-from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.options import EvaluationProgress, LearningError
 from daemon.library.readers.documents import Reference
 from daemon.library.store import Library
 from daemon.pairs.made import How
 from daemon.pairs.proposals import Proposal
 from daemon.personal.layer import NOTHING_YET, Serving
-from daemon.personal.layers import LAYERS, layer_of
+from daemon.personal.layers import LAYERS
 from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
 from daemon.services.answer_evaluation import (
@@ -33,7 +32,6 @@ from daemon.services.answer_evaluation import (
     AskedPair,
 )
 from daemon.services.pair_maker import PairMaker, same_asked
-from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
 
 _HOW: dict[str, How] = {
@@ -66,23 +64,6 @@ class LearningCalls(Calls):
             context, asyncio.to_thread(_learning_reply, self._around)
         )
         return reply
-
-    async def Personalise(
-        self, request: control.PersonaliseRequest, context: Context
-    ) -> AsyncIterator[control.PersonaliseProgress]:
-        """Fit what is this site's own of the model to its pairs."""
-        personaliser = self._around.services.personaliser
-
-        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
-            return personaliser.personalise(listener, local_epochs=request.local_epochs)
-
-        async with self._audited(context, "personalise") as recorded:
-            async with watched(begin, EpochProgress) as (steps, work):
-                async for step in steps:
-                    yield _epoch(step)
-                outcome = await self._answered(context, work)
-            recorded |= told(outcome)
-            yield _fitted(outcome, personaliser.spec)
 
     async def AuditEmbeddings(
         self, request: control.AuditEmbeddingsRequest, context: Context
@@ -509,49 +490,3 @@ def _serving(around: ServiceContext) -> Serving:
     answers = own is not None and collection.indexed_by(embedded)
     report = LAYERS[personal].report(around.personal)
     return Serving(served, own if answers else None, report)
-
-
-def _epoch(step: EpochProgress) -> control.PersonaliseProgress:
-    return control.PersonaliseProgress(
-        epoch=step.epoch,
-        epochs=step.epochs,
-        loss=step.loss,
-        mrr_before=math.nan,
-        mrr_after=math.nan,
-        own_share=math.nan,
-    )
-
-
-def _fitted(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
-    """What came of it."""
-    learned, asking = outcome.learned, outcome.asked
-    return control.PersonaliseProgress(
-        epoch=learned.epochs,
-        epochs=learned.epochs,
-        loss=learned.loss,
-        done=True,
-        model_digest=learned.model_digest,
-        pairs=learned.pairs,
-        pairs_judged=learned.judged,
-        mrr_before=learned.mrr_before,
-        mrr_after=learned.mrr_after,
-        changed=learned.changed,
-        own_share=learned.share,
-        judged_in_turn=learned.in_turn,
-        untrained=learned.untrained,
-        answers_with=layer_of(spec).answers_with(learned),
-        steps=asking.steps,
-        steps_unanswered=asking.unanswered,
-        peers=[
-            control.Exchanged(
-                site=site,
-                asked=seen.asked,
-                answered=seen.answered,
-                embeddings=seen.embeddings,
-                missed=seen.missed,
-                reason=seen.reason,
-            )
-            for site, seen in sorted(asking.peers.items())
-        ],
-        seconds=learned.seconds,
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import pwd
 import time
@@ -246,8 +245,10 @@ def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     reply.answering_digest, reply.judged_digest = map(bytes.fromhex, (used.version, used.judged))
     reply.judged_by = used.triples
     if used.base is not None and used.best is not None:
-        reply.base_perplexity = math.exp(min(used.base.nats, 700.0))
-        reply.perplexity = math.exp(min(used.best.nats, 700.0))
+        reply.base_perplexity, reply.perplexity = used.base.perplexity, used.best.perplexity
+        reply.answers_written = used.best.written
+    reply.personal, reply.own_share = generator.spec.personal, used.share
+    reply.personalised_digest = bytes.fromhex(used.personalised)
     if driver.protocol.run is not None:
         reply.run.CopyFrom(driver.protocol.run)
     return reply

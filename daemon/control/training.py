@@ -1,20 +1,27 @@
-"""The part of control.proto that is about training: runs, their noise, what they leave behind."""
+"""The part of control.proto that is about training: runs, noise, halves, what stays."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Any
 
 from config.settings import LearningSettings, TrainingSettings
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, of_generator, put_noughts
-from daemon.learning.options import TrainingOptions
+from daemon.jobs.generator.personal import PersonalisedGenerator
+from daemon.learning.options import EpochProgress, EvaluationProgress, TrainingOptions
 from daemon.learning.plan_fields import fill
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.personal.layers import layer_of
+from daemon.process.streams import watched
 from daemon.rounds.audited import of_model
 from daemon.rounds.driver import Driver
+from daemon.services.generator import personaliser as generator_personaliser
+from daemon.services.personaliser import Fitting, told
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
@@ -26,6 +33,10 @@ from proto import federation_pb2 as pb
 
 _LEAST_NOISE = bounds.of("PrivacyPlan", "noise_multiplier").least
 _LOOK_EVERY_S = 1.0  # whether a peer has come or gone, while a run is watched
+_FITTING_STEPS: tuple[type[EpochProgress | EvaluationProgress], ...] = (
+    EpochProgress,
+    EvaluationProgress,
+)
 _UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 
 
@@ -152,6 +163,38 @@ class TrainingCalls(Calls):
             while (step := await self._answered(context, anext(steps, None))) is not None:
                 yield step
 
+    async def Personalise(
+        self, request: control.PersonaliseRequest, context: Context
+    ) -> AsyncIterator[control.PersonaliseProgress]:
+        """Fit what is this site's own of the model to its pairs."""
+        driver = await self._driver_of(request.model, context)
+        services = self._around.services
+
+        async def begin(
+            listener: Callable[[object], None],
+        ) -> tuple[dict[str, Any], control.PersonaliseProgress]:
+            if driver.model == GENERATOR:
+                made = await services.own_generator.personalise(
+                    listener, local_epochs=request.local_epochs
+                )
+                return generator_personaliser.told(made), _trained(made)
+            outcome = await services.personaliser.personalise(
+                listener, local_epochs=request.local_epochs
+            )
+            return told(outcome), _fitted(outcome, services.personaliser.spec)
+
+        asked = of_model(driver.protocol.log_id)
+        async with self._audited(context, "personalise", **asked) as recorded:
+            last = control.PersonaliseProgress()
+            async with watched(begin, *_FITTING_STEPS) as (steps, work):
+                async for step in steps:
+                    last = _step(step, last)
+                    yield last
+                outcome, result = await self._answered(context, work)
+            recorded |= outcome
+            result.model = driver.model
+            yield result
+
     async def StopTraining(
         self, request: control.StopTrainingRequest, context: Context
     ) -> control.TrainReply:
@@ -189,3 +232,80 @@ class TrainingCalls(Calls):
     def _unreachable(self) -> list[str]:
         peers = self._driver.transport.statistics()
         return sorted(site for site, seen in peers.items() if not seen.connected)
+
+
+def _step(
+    step: EpochProgress | EvaluationProgress, last: control.PersonaliseProgress
+) -> control.PersonaliseProgress:
+    """What it is at: a pass, or behind the ``last`` one an answer to judge by."""
+    now = control.PersonaliseProgress(mrr_before=math.nan, mrr_after=math.nan, own_share=math.nan)
+    if isinstance(step, EpochProgress):
+        now.epoch, now.epochs, now.loss = step.epoch, step.epochs, step.loss
+        return now
+    now.epoch, now.epochs, now.loss = last.epoch, last.epochs, last.loss
+    now.answers_written, now.answers_to_write = step.done, step.total
+    return now
+
+
+def _trained(made: PersonalisedGenerator) -> control.PersonaliseProgress:
+    """What came of it."""
+    used = made.in_use
+    version = f"version {used.version[:12]}" if used.version else "the base model"
+    own = f", {used.share:.0%} of it what this site learned behind it" if used.own else ""
+    result = control.PersonaliseProgress(
+        epoch=made.epochs,
+        epochs=made.epochs,
+        loss=made.loss,
+        done=True,
+        model_digest=bytes.fromhex(used.judged),
+        pairs=made.triples,
+        pairs_judged=used.triples,
+        mrr_before=math.nan,
+        mrr_after=math.nan,
+        changed=bool(used.own),
+        own_share=made.share,
+        answers_with=f"{version}{own}",
+        seconds=made.seconds,
+    )
+    if used.base is not None and used.newest is not None and used.best is not None:
+        result.base_perplexity = used.base.perplexity
+        result.shared_perplexity = used.newest.perplexity
+        result.answers_written = used.best.written
+    if made.mixture is not None:
+        result.own_perplexity = made.mixture.perplexity
+    return result
+
+
+def _fitted(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
+    """What came of it."""
+    learned, asking = outcome.learned, outcome.asked
+    return control.PersonaliseProgress(
+        epoch=learned.epochs,
+        epochs=learned.epochs,
+        loss=learned.loss,
+        done=True,
+        model_digest=learned.model_digest,
+        pairs=learned.pairs,
+        pairs_judged=learned.judged,
+        mrr_before=learned.mrr_before,
+        mrr_after=learned.mrr_after,
+        changed=learned.changed,
+        own_share=learned.share,
+        judged_in_turn=learned.in_turn,
+        untrained=learned.untrained,
+        answers_with=layer_of(spec).answers_with(learned),
+        steps=asking.steps,
+        steps_unanswered=asking.unanswered,
+        peers=[
+            control.Exchanged(
+                site=site,
+                asked=seen.asked,
+                answered=seen.answered,
+                embeddings=seen.embeddings,
+                missed=seen.missed,
+                reason=seen.reason,
+            )
+            for site, seen in sorted(asking.peers.items())
+        ],
+        seconds=learned.seconds,
+    )

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -35,6 +35,8 @@ from daemon.state.audit_format import AuditError
 from daemon.state.versions import VersionError
 from peers.link.transport import PeerTransport
 from peers.rounds.protocol import Protocol
+
+Outcome = TypeVar("Outcome")
 
 log = structlog.get_logger()
 
@@ -211,7 +213,7 @@ class Personaliser:
             options,
             chosen.how,
         )
-        learned = await self._giving_way(work)
+        learned = await giving_way(work, self._learning, [self._protocol])
         if collection.served_digest == digest:
             await collection.renew()
         log.info(
@@ -223,21 +225,28 @@ class Personaliser:
         )
         return Fitting(learned, asking)
 
-    async def _giving_way(self, work: Coroutine[Any, Any, Personalised]) -> Personalised:
-        """The work's result, unless a round begins: that goes first, others wait for it."""
-        task = asyncio.create_task(work)
-        try:
-            while not task.done():
-                await asyncio.wait([task], timeout=_LOOK_EVERY_S)
-                if self._protocol.busy and not task.done():
-                    raise LearningError(
-                        "a round of training began, and goes first; this site is fitted when the "
-                        "run is over, or with `fedctl personalise`"
-                    )
-            return await task
-        finally:
-            if not task.done():
-                await self._learning.give_up(task)  # the round's training waits behind it
+
+async def giving_way(
+    work: Coroutine[Any, Any, Outcome], learning: Worker, protocols: Iterable[Protocol]
+) -> Outcome:
+    """The result of a job of ``learning``, unless a run begins: that goes first, others wait.
+
+    Raises LearningError then; and what the work does.
+    """
+    watched = list(protocols)
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_LOOK_EVERY_S)
+            if any(one.busy for one in watched) and not task.done():
+                raise LearningError(
+                    "a round of training began, and goes first; this site is fitted when the "
+                    "run is over, or with `fedctl personalise`"
+                )
+        return await task
+    finally:
+        if not task.done():
+            await learning.give_up(task)  # the round's training waits behind it
 
 
 def told(outcome: Fitting) -> dict[str, Any]:

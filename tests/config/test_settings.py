@@ -252,6 +252,8 @@ def test_values_that_would_fail_later_are_refused_now(tmp_path: Path, text: str,
         ("[retriever]\nmax_tokens = 221", "retrieval.passage_tokens"),
         ("[retrieval]\npassage_tokens = 255", "retrieval.passage_tokens"),
         ('[next_retriever]\nencoder = "a/b"\nmax_tokens = 221', "retrieval.passage_tokens"),
+        ('[generator]\npersonal = "mixture"', "generator.base_model"),
+        ('[retrieval]\ngenerator = "federated"', "generator.base_model"),
     ],
 )
 def test_values_that_contradict_one_another_are_refused(

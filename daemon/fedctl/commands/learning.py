@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.terminal.options import command, of_field
+from daemon.fedctl.terminal.options import MODELS, Model, command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -79,27 +79,35 @@ def personalise(
             help="Passes over this site's own pairs; for a mixture, in each of its rounds alone.",
         ),
     ] = None,
+    model: Model = MODELS[0],
 ) -> None:
     """Fit what is this site's own to its pairs, as retriever.personal says.
 
     For a mixture, train alone, and answer with the mean of that and the shared version, if
     pairs that are kept apart say that it is better.
     For a query encoder, fit how questions are embedded; other sites are asked for negatives
-    as the settings' section negatives says. It happens by itself when a run is over. Ctrl-C
+    as the settings' section negatives says.
+    With --model generator, train on from its newest version, as generator.personal says, and
+    answer with a point between the two, if validation pairs with answers say that it is better.
+    It happens by itself when a run is over. Ctrl-C
     gives it up: nothing has changed then, and it can be begun anew.
     """
     try:
-        last = run(_personalise(session, local_epochs or 0))
+        last = run(_personalise(session, model, local_epochs or 0))
     except KeyboardInterrupt:
         raise CommandError(
             "given up; questions are answered as before",
-            "`fedctl personalise` begins anew",
+            f"`{_again(model)}` begins anew",
             exit_code=Exit.INTERRUPTED,
         ) from None
     session.result(as_plain(last), lambda console: _show(console, last))
 
 
-async def _personalise(session: Session, local_epochs: int) -> PersonaliseProgress:
+def _again(model: str) -> str:
+    return "fedctl personalise" + (f" --model {model}" if model != MODELS[0] else "")
+
+
+async def _personalise(session: Session, model: str, local_epochs: int) -> PersonaliseProgress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from proto.control_pb2 import PersonaliseProgress, PersonaliseRequest
@@ -117,14 +125,17 @@ async def _personalise(session: Session, local_epochs: int) -> PersonaliseProgre
     async with connected(socket_path(session)) as daemon:
         with bars:
             bar = bars.add_task("", total=None)
-            request = PersonaliseRequest(local_epochs=local_epochs)
+            request = PersonaliseRequest(local_epochs=local_epochs, model=model)
             async for last in daemon.Personalise(request):
-                loss = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else ""
-                bars.update(bar, completed=last.epoch, total=last.epochs, description=loss)
+                doing = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else ""
+                if last.answers_to_write:
+                    written = f"answer {last.answers_written + 1} of {last.answers_to_write}"
+                    doing = f"{doing}; judging, {written}"
+                bars.update(bar, completed=last.epoch, total=last.epochs, description=doing)
     if not last.done:
         raise CommandError(
             "the daemon stopped telling before it was done",
-            "`fedctl status` shows how it is; `fedctl personalise` begins anew",
+            f"`fedctl status` shows how it is; `{_again(model)}` begins anew",
             exit_code=Exit.UNREACHABLE,
         )
     return last
@@ -149,6 +160,13 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
 
 
 def _judged(last: PersonaliseProgress) -> str:
+    if last.base_perplexity:
+        own = f"{last.own_perplexity:.2f}" if last.own_perplexity else "none was better"
+        return (
+            f"{last.pairs_judged} validation pairs with answers, {last.answers_written} of them "
+            f"written: perplexity {last.base_perplexity:.2f} of the base model, "
+            f"{last.shared_perplexity:.2f} of the version, of the best mixture {own}"
+        )
     if not last.pairs_judged:
         return "nothing: too few pairs to keep some apart"
     if last.judged_in_turn:

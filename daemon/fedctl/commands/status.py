@@ -114,11 +114,13 @@ def _generator(its: GeneratorStatus) -> list[tuple[str, str]]:
 def _judged(its: GeneratorStatus) -> str:
     """What of it answers, where it is asked to, and by what that was chosen."""
     version = short(its.answering_digest.hex()) if its.answering_digest else "the base model"
+    if its.own_share:
+        version += f", {its.own_share:.0%} of it this site's own"
     if not its.base_perplexity:
         return f"{version}: {its.judged_by} validation pairs with answers, 10 are needed"
     return (
         f"{version}: perplexity {its.perplexity:.2f}, the base model's {its.base_perplexity:.2f}, "
-        f"on {its.judged_by} validation pairs"
+        f"on {its.judged_by} validation pairs, {its.answers_written} of them written"
     )
 
 

@@ -8,6 +8,7 @@ this site, the base model answers.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,12 +23,19 @@ class Judged:
 
     ``nats``: mean negative log-likelihood of a token of an answer; ``rouge_l``: F of what it
     writes, NaN where that is not told (hanse[eval]); ``cited``: share of written sentences that
-    cite a passage and are supported by it.
+    cite a passage and are supported by it. These two are of ``written`` answers: fewer than were
+    asked for where one took too long.
     """
 
     nats: float
     rouge_l: float
     cited: float
+    written: int = 0
+
+    @property
+    def perplexity(self) -> float:
+        """Of the answers; finite, however wrong."""
+        return math.exp(min(self.nats, 700.0))
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,9 @@ class InUse:
 
     ``judged``: hex digest of the newest that was judged, ``triples`` by how many. ``base``,
     ``best``, ``newest``: the base model, what answers and the newest; None: not judged.
+    ``own``: hex digest of this site's own half where a mixture of ``version`` with it answers, and
+    ``share`` of it; "" and 0: none does. ``personalised``: hex digest of the version from which
+    the last one was trained, whether it answers or not; "": none was.
     """
 
     version: str = ""
@@ -44,6 +55,9 @@ class InUse:
     base: Judged | None = None
     best: Judged | None = None
     newest: Judged | None = None
+    own: str = ""
+    share: float = 0.0
+    personalised: str = ""
 
 
 def read_in_use(path: Path) -> InUse:
@@ -54,9 +68,11 @@ def read_in_use(path: Path) -> InUse:
             return InUse()
         for name in ("base", "best", "newest"):
             said[name] = Judged(**said[name]) if said[name] is not None else None
-        if {len(bytes.fromhex(said[name])) for name in ("version", "judged")} - {0, 32}:
-            return InUse()
-        return InUse(**said)
+        found = InUse(**said)
+        digests = (found.version, found.judged, found.own, found.personalised)
+        sized = not {len(bytes.fromhex(digest)) for digest in digests} - {0, 32}
+        mixed = found.version and 0.0 < found.share <= 1.0
+        return found if sized and (mixed or not found.own) else InUse()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return InUse()
 

@@ -18,6 +18,7 @@ class GeneratorSpec(GeneratorAxes):
     ``threads``: those torch may use in one worker; ``precision``: of its products.
     ``prompt``: how it is asked, in training as by people.
     ``retriever``: what makes this site's pairs, from which triples follow.
+    ``personal``: what it keeps to itself, none or a mixture, and in ``personal_folder``.
     """
 
     base_model: str = ""
@@ -26,3 +27,5 @@ class GeneratorSpec(GeneratorAxes):
     threads: int = 1
     prompt: PromptChoice = "general"
     precision: Literal["float32", "bfloat16"] = "float32"
+    personal: Literal["none", "mixture"] = "none"
+    personal_folder: str = ""

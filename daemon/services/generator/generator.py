@@ -14,9 +14,10 @@ from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError
 from daemon.library.schema import LibraryError
+from daemon.personal.generator import drop_owns, is_usable
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
-from daemon.state.versions import Shapes, UnreadShapes, VersionError, is_sound
+from daemon.state.versions import Shapes, UnreadShapes, VersionError
 from peers.attempts import effects as do
 from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel, log_id
 
@@ -48,17 +49,17 @@ class FederatedGenerator:
         self.served_digest = b""
         self.own: OwnGenerator | None = None  # None: there is no base model here
         self.spec = spec
-        self._library = library
+        self.library = library
         self._learning = learning
         self._answering = answering
         self._willing = willing
         self._min_triples = min_triples
         self._named: NamedModel | None = None
         self._wanted_digest = b""
-        self._in_use_file = in_use
+        self.in_use_file = in_use
         self.in_use = InUse()
         self.last = do.Situation(0, willing=False, reason="is still starting")  # as it was told
-        self._versions = Path()
+        self.versions = Path()
         self._come = asyncio.Event()  # another version has
 
     async def prepare(self, versions: Path, named: NamedModel | None) -> None:
@@ -66,8 +67,8 @@ class FederatedGenerator:
 
         Raises LearningError for one that can't be trained.
         """
-        self._named, self._versions = named, versions
-        self._found(await asyncio.to_thread(read_in_use, self._in_use_file))
+        self._named, self.versions = named, versions
+        self.use(await asyncio.to_thread(read_in_use, self.in_use_file))
         if not self.spec.base_model:
             return
         log.info("loading the generator's base model", base_model=self.spec.base_model)
@@ -76,10 +77,11 @@ class FederatedGenerator:
         shapes = described.shape_manifest
         self.own = OwnGenerator(shapes, NamedModel(shapes.digest, shapes.total, first))
         if self.served_digest and not await asyncio.to_thread(
-            is_sound, versions, self.served_digest, shapes.digest
-        ):  # of another base model, or pruned: until one is judged the base model answers
-            await asyncio.to_thread(write_in_use, self._in_use_file, InUse())
-            self._found(InUse())
+            is_usable, self.in_use, self.spec, versions, shapes.digest
+        ):  # of another base model, pruned, or not wanted: until one is judged that model answers
+            await asyncio.to_thread(write_in_use, self.in_use_file, InUse())
+            self.use(InUse())
+        await asyncio.to_thread(drop_owns, self.spec, self.in_use.own)
 
     @property
     def shapes(self) -> Shapes:
@@ -141,15 +143,16 @@ class FederatedGenerator:
         try:
             found = await self._learning.run(
                 choose,
-                *(self.spec, self._library, self._versions, digest, self._in_use_file),
+                *(self.spec, self.library, self.versions, digest, self.in_use_file),
             )
         except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
             log.warning("a generator's version could not be judged", cause=str(error))
             return
-        self._found(found)
+        self.use(found)
         log.info("a generator's version was judged", judged=found.judged, answers=found.version)
 
-    def _found(self, in_use: InUse) -> None:
+    def use(self, in_use: InUse) -> None:
+        """What answers from now on, as a job of the worker has written it."""
         self.in_use = in_use
         self.served_digest = bytes.fromhex(in_use.version)
 
@@ -169,7 +172,7 @@ class FederatedGenerator:
             return do.Situation(0, willing=False, reason="training.willing is off here")
         try:
             # By a worker that training doesn't keep waiting.
-            triples = await self._answering.run(training.trainable, self.spec, self._library)
+            triples = await self._answering.run(training.trainable, self.spec, self.library)
         except (LearningError, LibraryError, WorkerCrashed) as error:
             return do.Situation(0, willing=False, reason=f"can't read what it learns from: {error}")
         if triples < self._min_triples:

@@ -82,6 +82,28 @@ def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon)
     assert "stopped telling before it was done" in refused.err
 
 
+@pytest.mark.slow
+def test_personalise_tells_what_became_of_a_generator(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    last = daemon.personalising[-1]
+    last.base_perplexity, last.shared_perplexity, last.answers_written = 8.5, 4.25, 11
+    last.answers_with = "version 1a2b3c, 25% of it what this site learned behind it"
+    last.own_perplexity = 2.125
+    shown = fedctl("personalise", "--model", "generator")
+    assert (shown.code, daemon.asked[-1].model) == (Exit.OK, "generator")
+    words = " ".join(shown.out.split())
+    assert "11 of them written: perplexity 8.50 of the base model, 4.25 of the version" in words
+    assert "of the best mixture 2.12" in words
+    assert "25% of it what this site learned behind it" in words
+    last.own_perplexity = 0.0
+    shown = fedctl("personalise", "--model", "generator")
+    assert "of the best mixture none was better" in " ".join(shown.out.split())
+    daemon.personalising.pop()
+    assert "`fedctl personalise --model generator` begins anew" in " ".join(
+        fedctl("personalise", "--model", "generator").err.split()
+    )
+    assert fedctl("personalise", "--model", "writer").code == Exit.USAGE
+
+
 # ---- privacy ------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ some are committed. What is committed is the same everywhere, in both logs.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from peers.wire.manifest import NamedModel, log_id
 from proto import control_pb2 as control
 from tests.live.models.test_another_encoder import again
 from tests.live.tapped_fedd import read_tape
+from tests.live.test_operations import fedctl
 from tests.support.federation import Corpus, LiveFederation, LiveSite
 from tests.support.small_models import small_generator
 
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(1200
 
 SITES = ["alder", "birch", "cedar", "dogwood", "elm"]
 WITNESS = "elm"  # has no base model
+PERSONAL = "birch"  # keeps a half of its own
 GENERATOR = "generator"
 UNSUPPORTED = "nothing of what the language model wrote is supported by what it cites"
 
@@ -42,12 +45,17 @@ async def federation(
         "min_triples": 4,
         "learning_rate": 1e-2,
         "prompt_tokens": 4096,  # it has a token for many a letter
+        "answer_tokens": 16,
     }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
     own["alder"]["retrieval"] = {"generator": "federated"}  # it answers with what is trained
+    own[PERSONAL] = {GENERATOR: {**table, "personal": "mixture"}}
     async with LiveFederation.start(
         root, names, without=without, faulty_sites=1, own=own, min_participants=3
     ) as live:
+        if PERSONAL in live.sites:
+            corpus = live.sites[PERSONAL].corpus
+            corpus.pairs.extend(to_judge_by(corpus))
         await live.ingest_all()
         status = (await live.sites["alder"].status()).generator
         assert "names no generator" in status.why_not
@@ -58,6 +66,27 @@ async def federation(
             await again(live, name)
         await live.until_connected()
         yield live
+
+
+def to_judge_by(corpus: Corpus) -> list[control.Pair]:
+    asked = [pair for pair in corpus.pairs if pair.split == "train"]
+    return [
+        control.Pair(
+            query=f"{how} {pair.query}",
+            positives=pair.positives,
+            split="valid",
+            reference=pair.reference,
+        )
+        for how in ("tell us:", "and now:")
+        for pair in asked
+    ]
+
+
+async def until_personalised(site: LiveSite, version: bytes) -> control.GeneratorStatus:
+    async with asyncio.timeout(300):
+        while (its := (await site.status()).generator).personalised_digest != version:
+            await asyncio.sleep(0.05)
+    return its
 
 
 async def until_told(site: LiveSite, why_not: str) -> None:
@@ -96,6 +125,10 @@ def versions_of(site: LiveSite) -> Path:
     return site.folder / "state" / GENERATOR / "versions"
 
 
+def personal_of(site: LiveSite) -> list[Path]:
+    return sorted((site.folder / "state" / GENERATOR / "personal").glob("*"))
+
+
 async def test_two_models_are_trained_beside_each_other(tmp_path: Path) -> None:
     async with federation(tmp_path) as live:
         named = NamedModel.parse(live.generator)
@@ -110,11 +143,26 @@ async def test_two_models_are_trained_beside_each_other(tmp_path: Path) -> None:
         witness = live.sites[WITNESS]
         assert is_sound(versions_of(witness), generator, named.digest)
         assert "generator.base_model" in (await witness.status()).generator.why_not
+        # One of them has trained on alone behind the run, and no other knows.
+        its = await until_personalised(live.sites[PERSONAL], generator)
+        assert (its.judged_digest, its.personal) == (generator, "mixture")
+        assert its.perplexity <= its.base_perplexity
+        code, out, err = await fedctl(
+            live.sites[PERSONAL], "personalise", "--model", GENERATOR, "--json"
+        )
+        assert code == 0, err
+        told = json.loads(out)
+        assert (told["model"], told["model_digest"]) == (GENERATOR, generator.hex())
+        assert 0 < told["own_perplexity"] < told["shared_perplexity"]
+        halves = [half.read_bytes()[-4096:] for half in personal_of(live.sites[PERSONAL])]
+        assert halves, "a half that does better"
         # And nothing that anybody asks, answers or reads has crossed.
         tapes = b"".join(raw for s in live.sites.values() for *_, raw in read_tape(s.folder))
         texts = [text for site in live.sites.values() for text in site.corpus.texts()]
         assert b"med.generator" in tapes
         assert not [text for text in texts if text.encode() in tapes]
+        assert not [half for half in halves if half in tapes]
+        assert not [half for name in SITES[:1] for half in personal_of(live.sites[name])]
         losses = [one.report.mean_loss for one in await live.sites["alder"].rounds(GENERATOR)]
         assert losses[1] < losses[0], "it learns to answer"
 
@@ -157,8 +205,10 @@ async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
 def validation() -> Corpus:
     """By which versions are judged; nobody learns from it."""
     corpus = Corpus.of("ferry")
-    for part in (*corpus.documents, *corpus.pairs):
-        part.split = "valid"
+    for document in corpus.documents:
+        document.split = "valid"
+    for pair in corpus.pairs:
+        pair.split = "valid"
     return corpus
 
 
