@@ -39,12 +39,14 @@ class Asking:
     """What of one question is otherwise than the settings say.
 
     ``prompt``: of `daemon.answering.prompts`, "" as the settings have it. ``measured``: say how
-    probable what a language model writes is to it, and these ``references``.
+    probable what a language model writes is to it, and these ``references``. ``version``: hex
+    digest of the federated generator's that writes, "" its base model; None: who writes is as set.
     """
 
     prompt: str = ""
     measured: bool = False
     references: tuple[str, ...] = ()
+    version: str | None = None
 
 
 AS_SET = Asking()

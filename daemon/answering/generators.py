@@ -10,10 +10,12 @@ What may lack the model that it is made with has a line in `CHECKS`, too: then a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from config.answering import USUAL_GENERATOR
 from daemon.answering import openai_server, transformers_model
+from daemon.answering.answering import OpenVersion
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.extractive import ExtractiveGenerator
 from daemon.answering.generator import Generator
@@ -44,3 +46,17 @@ CHECKS: dict[str, Callable[[AnsweringOptions], AnswerModel]] = {
     "openai": openai_server.model,
     "federated": transformers_model.federated,
 }
+
+
+def written_by(which: str, version: OpenVersion, options: AnsweringOptions) -> OpenVersion:
+    """The open version with answers of the federated generator's version ``which``.
+
+    As in `daemon.answering.generator.Asking`. Raises LanguageModelError: nothing stands in.
+    """
+    if options.federated is not None:
+        options = replace(options, federated=replace(options.federated, version=which))
+    transformers_model.federated(options)
+    make = GENERATORS["federated"]
+    return replace(
+        version, generator=make(version.embed_question, version.embed_sentences, options)
+    )

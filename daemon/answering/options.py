@@ -14,12 +14,14 @@ class FederatedWriter:
     """What ``generator = "federated"`` writes with.
 
     ``versions``: the folder of the generator's versions; ``in_use``: the file that says which
-    (`daemon.learning.generator.in_use`).
+    (`daemon.learning.generator.in_use`). ``version``: this one whatever the file says, as in
+    `daemon.answering.generator.Asking`.
     """
 
     spec: GeneratorSpec
     versions: Path
     in_use: Path
+    version: str | None = None
 
 
 @dataclass(frozen=True)

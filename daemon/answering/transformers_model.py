@@ -8,6 +8,7 @@ question: what was chosen meanwhile answers the next one.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,12 @@ def _loaded(folder: str, device: str, eight_bit: bool) -> LanguageModel:
 
 def federated(options: AnsweringOptions) -> LanguageModel:
     """The base model with the chosen version; raises LanguageModelError."""
-    if options.federated is None:
+    writer = options.federated
+    if writer is None:
         raise LanguageModelError(
             "no base model is here for retrieval.generator = 'federated': set generator.base_model"
         )
-    return _loaded_writer(options.federated).language_model()
+    return _loaded_writer(replace(writer, version=None)).language_model(writer.version)
 
 
 class _Writer:
@@ -56,9 +58,10 @@ class _Writer:
         self._generator = generator
         self._version = ""
 
-    def language_model(self) -> LanguageModel:
-        """As it is to answer now."""
-        version = read_in_use(self._writer.in_use).version
+    def language_model(self, version: str | None) -> LanguageModel:
+        """With that version in it; None: as it is to answer now."""
+        if version is None:
+            version = read_in_use(self._writer.in_use).version
         if version != self._version:
             try:
                 self._generator.load_vector(self._vector(version))

@@ -1,4 +1,4 @@
-"""The job of the learning worker that decides which version of the generator answers here."""
+"""Jobs of the learning worker that judge the generator's versions, and choose what answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crypto.arrays import Float32
 from daemon.answering.statements.support import Wording
 from daemon.evaluation.answers import score_text
 from daemon.jobs.generator.examples import examples_of
@@ -16,6 +15,7 @@ from daemon.jobs.generator.training import generator_for
 from daemon.learning.generator.in_use import InUse, Judged, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
+from daemon.learning.options import EvaluationError
 from daemon.library.passages import sentences
 from daemon.library.store import Library
 from daemon.pairs.triples import held_out_triples
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
 _JUDGED_BY = 200  # validation triples, at most
-_LEAST_JUDGED_BY = 10  # with fewer a version would be chosen by chance
+LEAST_JUDGED_BY = 10  # with fewer a version would be chosen by chance
 _WRITTEN_TO_JUDGE = 12  # answers: each takes a language model's time
 _NO_WORSE = 0.01  # of ROUGE-L
 
@@ -42,35 +42,80 @@ def choose(
     that can be told). With too few triples the base model answers and nothing is judged yet.
     What came of it is written to ``path``. Raises LibraryError, VersionError, LearningError.
     """
-    from daemon.answering.citations import support_of
-    from daemon.learning.generator.encoding import encoded
-
-    with Library.open(library_path, read_only=True) as library:
-        triples = held_out_triples(library, support_of)[:_JUDGED_BY]
-    if len(triples) < _LEAST_JUDGED_BY:
+    triples = _held_out(library_path)
+    if len(triples) < LEAST_JUDGED_BY:
         found = InUse(triples=len(triples))
         write_in_use(path, found)
         return found
-    generator, before = generator_for(spec), read_in_use(path)
-    examples = examples_of(triples, generator.language_model, spec)
-    taken = encoded(generator.language_model, examples, spec.prompt_tokens, spec.answer_tokens)
-
-    def judged(vector: Float32) -> Judged:
-        generator.load_vector(vector)
-        return _judged(generator, triples, examples, taken.lessons)
-
-    shape = generator.shape_manifest.digest
-    base = judged(generator.initial_vector())
-    newest = judged(read_version(versions, digest, shape))
+    judge, before = _Judge(spec, triples, versions), read_in_use(path)
+    base, newest = judge.of(b""), judge.of(digest)
     version, best = "", base
-    if before.version and is_sound(versions, bytes.fromhex(before.version), shape):
-        kept = judged(read_version(versions, bytes.fromhex(before.version), shape))
+    if before.version and judge.has(before.version):
+        kept = judge.of(bytes.fromhex(before.version))
         version, best = (before.version, kept) if _better(kept, base) else ("", base)
     if _better(newest, best):
         version, best = digest.hex(), newest
     found = InUse(version, digest.hex(), len(triples), base, best, newest)
     write_in_use(path, found)
     return found
+
+
+def judge(
+    spec: GeneratorSpec, library_path: Path, versions: Path, digest: bytes
+) -> tuple[Judged, int]:
+    """How one version does on this site's validation triples, and on how many.
+
+    ``digest``: b"" for the base model. Raises EvaluationError for too few of them, LibraryError,
+    VersionError, LearningError.
+    """
+    triples = _held_out(library_path)
+    if len(triples) < LEAST_JUDGED_BY:
+        raise EvaluationError(too_few(len(triples)))
+    return _Judge(spec, triples, versions).of(digest), len(triples)
+
+
+def too_few(triples: int) -> str:
+    """Why no version is judged by so many, and what to do."""
+    return (
+        f"to judge it takes {LEAST_JUDGED_BY} validation questions with answers, and "
+        f"{triples} are here: ingest pairs of split valid with answers"
+    )
+
+
+def _held_out(library_path: Path) -> list[Triple]:
+    from daemon.answering.citations import support_of
+
+    with Library.open(library_path, read_only=True) as library:
+        return held_out_triples(library, support_of)[:_JUDGED_BY]
+
+
+class _Judge:
+    """Versions, all on the same triples."""
+
+    def __init__(self, spec: GeneratorSpec, triples: Sequence[Triple], versions: Path) -> None:
+        from daemon.learning.generator.encoding import encoded
+
+        self._generator, self._triples, self._versions = generator_for(spec), triples, versions
+        model = self._generator.language_model
+        self._examples = examples_of(triples, model, spec)
+        self._lessons = encoded(
+            model, self._examples, spec.prompt_tokens, spec.answer_tokens
+        ).lessons
+        self._shape = self._generator.shape_manifest.digest
+
+    def has(self, version: str) -> bool:
+        """Whether that is here, by its digest in hex."""
+        return is_sound(self._versions, bytes.fromhex(version), self._shape)
+
+    def of(self, digest: bytes) -> Judged:
+        """That version; b"": the base model. Raises VersionError."""
+        generator = self._generator
+        generator.load_vector(
+            read_version(self._versions, digest, self._shape)
+            if digest
+            else generator.initial_vector()
+        )
+        return _judged(generator, self._triples, self._examples, self._lessons)
 
 
 def _better(one: Judged, other: Judged) -> bool:
@@ -101,6 +146,8 @@ def _judged(
         math.fsum(parts) / max(1, tokens),
         sum(rouge) / len(rouge) if rouge else math.nan,
         sum(cited) / len(cited) if cited else 0.0,
+        tokens,
+        len(cited),
     )
 
 

@@ -22,12 +22,15 @@ class Judged:
 
     ``nats``: mean negative log-likelihood of a token of an answer; ``rouge_l``: F of what it
     writes, NaN where that is not told (hanse[eval]); ``cited``: share of written sentences that
-    cite a passage and are supported by it.
+    cite a passage and are supported by it. ``tokens``: of all answers, that ``nats`` is over;
+    ``written``: answers that the other two are over.
     """
 
     nats: float
     rouge_l: float
     cited: float
+    tokens: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True)
