@@ -30,6 +30,7 @@ from tests.support.canned_replies import (
     how_it_learns,
     judged_answers,
     judged_retrieval,
+    judged_versions,
     judging_steps,
     progress,
     stored,
@@ -101,6 +102,7 @@ class CannedDaemon(ControlServicer):
             control.EvaluateProgress(step="encoder", done=128, total=128),
             control.EvaluateProgress(step="questions"),
         ]
+        self.generator_curve = judged_versions()
         self.judged: control.EvaluateReply | None = judged_retrieval()
         self.judging: Iterable[control.EvaluateAnswersProgress] = judging_steps()
         self.judged_answers: control.EvaluateAnswersReply | None = judged_answers()
@@ -494,6 +496,8 @@ class CannedDaemon(ControlServicer):
 
     def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
         self._hear(request, context)
+        if request.model == "generator":
+            return self.generator_curve
         judged = [(0, "shared", 0.0), (1, "shared", 0.125), (2, "shared", 0.25)]
         judged.append((2, "mixture", 0.5))
         return control.LearningCurveReply(
