@@ -185,10 +185,8 @@ class AnswerJudge:
         whole = len(kept) * len(pairs)
         listener(EvaluationProgress("answers", sum(len(now.asked) for now in kept), whole))
         for before, now in enumerate(kept):
-            at, started = (
-                EvaluationProgress("answers", before * len(pairs), whole),
-                time.monotonic(),
-            )
+            at = EvaluationProgress("answers", before * len(pairs), whole)
+            started = time.monotonic()
             try:
                 now.partial = await self._asked(now, listener, at) or now.partial
             finally:

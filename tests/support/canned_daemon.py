@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,6 @@ class CannedDaemon(ControlServicer):
             control.EvaluateProgress(step="encoder", done=128, total=128),
             control.EvaluateProgress(step="questions"),
         ]
-        self.generator_curve = judged_versions()
         self.judged: control.EvaluateReply | None = judged_retrieval()
         self.judging: Iterable[control.EvaluateAnswersProgress] = judging_steps()
         self.judged_answers: control.EvaluateAnswersReply | None = judged_answers()
@@ -493,6 +493,11 @@ class CannedDaemon(ControlServicer):
             waiting=len(self.proposals),
             unknown=[one for one in named if one not in here],
         )
+
+    @cached_property
+    def generator_curve(self) -> control.LearningCurveReply:
+        """What is told of the generator's versions."""
+        return judged_versions()
 
     def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
         self._hear(request, context)

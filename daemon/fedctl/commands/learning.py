@@ -97,17 +97,21 @@ def _generator_shown(console: Console, reply: LearningReply, curve: LearningCurv
     names = ("perplexity", "nats", "tokens", "triples", "rouge-l-f", "cited")
     shown = [name for name in names if any((n, name) in figures for n in versions)]
     table = columns(">round", "version", *(f">{name}" for name in shown), "")
-    left = {one.round: one for one in curve.unjudged}
+    left = {one.round: one.model_digest for one in curve.unjudged if not one.pruned}
     # Of one version several rounds may be: where nothing was learned.
     answering = {n for n, digest in versions.items() if digest == curve.answering_digest}
     for n in sorted(versions | left):
-        digest = versions[n] if n in versions else left[n].model_digest
+        digest = versions.get(n) or left[n]
         remark = "answers here" if n == max(answering, default=-1) else ""
         if n not in versions:
-            remark = "pruned before it was judged" if left[n].pruned else "not judged yet"
+            remark = "not judged yet"
         name = short(digest.hex()) if n else "base model"
         table.add_row(str(n), name, *(figures.get((n, one), "") for one in shown), remark)
     console.print(table)
+    if pruned := [one.round for one in curve.unjudged if one.pruned]:
+        which = f"round {pruned[0]}" if len(pruned) == 1 else f"rounds {pruned[0]} to {pruned[-1]}"
+        text = f"Pruned before they were judged: {len(pruned)}, of {which}."
+        console.print(plain_text(text), soft_wrap=True)
     if len({value for (_, name), value in figures.items() if name == "triples"}) > 1:
         text = "Rows of different triples don't compare: pairs came or went in between."
         console.print(plain_text(text), soft_wrap=True)

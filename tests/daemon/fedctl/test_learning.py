@@ -50,10 +50,10 @@ def test_a_generators_versions_are_shown_by_round(fedctl: Fedctl, daemon: Canned
     table = rows[rows.index("round version perplexity nats tokens triples rouge-l-f") + 1 :]
     assert [row for row in table if row[:1].isdigit()] == [
         "0 base model 244.692 5.500 1,234 16 0.550",
-        "1 020202020202 pruned before it was judged",
         f"2 {daemon.generator_curve.answering_digest.hex()[:12]} 9.488 2.250 1,234 16 0.225 "
         "answers here",
     ]
+    assert "Pruned before they were judged: 1, of round 1." in rows
     assert "don't compare" not in said.out
     plain = fedctl("learning", "--model", "generator", "--json").object
     assert [one["round"] for one in plain["curve"]["points"]] == [0] * 4 + [2] * 4

@@ -43,6 +43,7 @@ async def federation(
         "min_triples": 4,
         "learning_rate": 1e-2,
         "prompt_tokens": 4096,  # it has a token for many a letter
+        "answer_tokens": 32,
     }
     own = {name: {GENERATOR: table} for name in SITES if name != WITNESS}
     async with LiveFederation.start(
@@ -141,11 +142,12 @@ async def its_versions_are_judged(site: LiveSite, newest: bytes) -> None:
     async for _ in site.stub.Ingest(iter([control.IngestRequest(pairs=pairs)]), timeout=60):
         pass
     async with asyncio.timeout(300):
-        while True:
-            code, out, err = await fedctl(site, "learning", "--model", GENERATOR, "--json")
-            if code == 0 and not (curve := json.loads(out)["curve"])["unjudged"]:
-                break
+        asked = control.LearningCurveRequest(model=GENERATOR)
+        while (await site.stub.LearningCurve(asked)).unjudged:
             await asyncio.sleep(0.2)
+    code, out, err = await fedctl(site, "learning", "--model", GENERATOR, "--json")
+    assert code == 0, err
+    curve = json.loads(out)["curve"]
     nats = {one["round"]: one["value"] for one in curve["points"] if one["metric"] == "nats"}
     assert sorted(nats) == [0, 1, 2], "the base model first"
     assert nats[2] != nats[0]
