@@ -398,6 +398,7 @@ def _generator_reply(around: ServiceContext, driver: Driver) -> control.Learning
         version = f"{version}; not asked: retrieval.generator is {set_here!r}"
     choices = {
         **{axis.name: getattr(own, axis.name) for axis in fields(GeneratorAxes)},
+        "lora_targets": ", ".join(own.lora_targets) or "query and value projections",
         "local_epochs": training.local_epochs,
         "batch_size": training.batch_size,
         "learning_rate": training.learning_rate,

@@ -90,11 +90,11 @@ def _generator_shown(console: Console, reply: LearningReply, curve: LearningCurv
     figures: dict[tuple[int, str], str] = {}
     for point in curve.points:
         versions[point.round] = point.model_digest
-        places = 0 if point.metric == "tokens" else 3
+        places = {"tokens": 0, "perplexity": 2}.get(point.metric, 3)
         figures[point.round, point.metric] = f"{point.value:,.{places}f}"
         if point.metric == "nats":
             figures[point.round, "triples"] = f"{point.questions}"
-    names = ("perplexity", "nats", "tokens", "triples", "rouge-l-f", "cited")
+    names = ("perplexity", "triples", "rouge-l-f", "cited")
     shown = [name for name in names if any((n, name) in figures for n in versions)]
     table = columns(">round", "version", *(f">{name}" for name in shown), "")
     left = {one.round: one.model_digest for one in curve.unjudged if not one.pruned}
@@ -108,6 +108,8 @@ def _generator_shown(console: Console, reply: LearningReply, curve: LearningCurv
         name = short(digest.hex()) if n else "base model"
         table.add_row(str(n), name, *(figures.get((n, one), "") for one in shown), remark)
     console.print(table)
+    tokens = figures.get((max(versions, default=0), "tokens"), "0")
+    console.print(f"Perplexities are over tokens of right answers: {tokens} in the newest row.")
     if pruned := [one.round for one in curve.unjudged if one.pruned]:
         which = f"round {pruned[0]}" if len(pruned) == 1 else f"rounds {pruned[0]} to {pruned[-1]}"
         text = f"Pruned before they were judged: {len(pruned)}, of {which}."

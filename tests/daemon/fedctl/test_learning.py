@@ -46,13 +46,12 @@ def test_a_generators_versions_are_shown_by_round(fedctl: Fedctl, daemon: Canned
     assert [one.model for one in daemon.asked[-2:]] == ["generator"] * 2
     rows = [" ".join(line.split()) for line in said.out.splitlines()]
     assert "recipe pfedrag" in rows
-    assert "round version perplexity nats tokens triples rouge-l-f" in rows
-    table = rows[rows.index("round version perplexity nats tokens triples rouge-l-f") + 1 :]
+    table = rows[rows.index("round version perplexity triples rouge-l-f") + 1 :]
     assert [row for row in table if row[:1].isdigit()] == [
-        "0 base model 244.692 5.500 1,234 16 0.550",
-        f"2 {daemon.generator_curve.answering_digest.hex()[:12]} 9.488 2.250 1,234 16 0.225 "
-        "answers here",
+        "0 base model 244.69 16 0.550",
+        f"2 {daemon.generator_curve.answering_digest.hex()[:12]} 9.49 16 0.225 answers here",
     ]
+    assert "Perplexities are over tokens of right answers: 1,234 in the newest row." in rows
     assert "Pruned before they were judged: 1, of round 1." in rows
     assert "don't compare" not in said.out
     plain = fedctl("learning", "--model", "generator", "--json").object
@@ -72,7 +71,7 @@ def test_a_generators_versions_are_shown_by_round(fedctl: Fedctl, daemon: Canned
     # Until a version does better here the base model answers.
     curve.answering_digest = curve.points[0].model_digest
     shown = " ".join(fedctl("learning", "--model", "generator").out.split())
-    assert "0 base model 244.692 5.500 1,234 16 0.550 answers here" in shown
+    assert "0 base model 244.69 16 0.550 answers here" in shown
 
 
 def test_without_any_judged_version_it_is_said_what_is_lacking(
