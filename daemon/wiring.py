@@ -513,7 +513,7 @@ async def generator_of(
     stack.callback(store.close)
     in_force = await asyncio.to_thread(named_in_force, store, rounds)
     named = in_force or rounds.manifest.retriever
-    await generator.prepare(state.versions, named)
+    await generator.prepare(state.versions, named, store)
     await asyncio.to_thread(change_model, store, state, named)
     known = (site, rounds, store, state, generator.shapes, named.first)
     made = await asyncio.to_thread(Rounds, *known)

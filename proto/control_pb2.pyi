@@ -2742,6 +2742,7 @@ class EvaluateAnswersRequest(_message.Message):
     SO_FAR_FIELD_NUMBER: _builtins.int
     ONLY_ABSTENTION_FIELD_NUMBER: _builtins.int
     TELL_ANSWERS_FIELD_NUMBER: _builtins.int
+    GENERATORS_FIELD_NUMBER: _builtins.int
     split: _builtins.str
     """train, valid or test; "": test if such pairs say a right answer, else valid"""
     so_far: _builtins.bool
@@ -2750,6 +2751,10 @@ class EvaluateAnswersRequest(_message.Message):
     """ask nothing, and judge only what is refused: no pair needs to say a right answer"""
     tell_answers: _builtins.bool
     """each answer as it comes"""
+    @_builtins.property
+    def generators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who answers, each all questions: the base model of [generator], the version that does best here, or that of a round; none: as the settings have it"""
+
     def __init__(
         self,
         *,
@@ -2757,10 +2762,11 @@ class EvaluateAnswersRequest(_message.Message):
         so_far: _builtins.bool = ...,
         only_abstention: _builtins.bool = ...,
         tell_answers: _builtins.bool = ...,
+        generators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["only_abstention", b"only_abstention", "so_far", b"so_far", "split", b"split", "tell_answers", b"tell_answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generators", b"generators", "only_abstention", b"only_abstention", "so_far", b"so_far", "split", b"split", "tell_answers", b"tell_answers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2885,6 +2891,11 @@ class EvaluateAnswersReply(_message.Message):
     PARTIAL_FIELD_NUMBER: _builtins.int
     ASKED_BEFORE_FIELD_NUMBER: _builtins.int
     ABSTENTION_FIELD_NUMBER: _builtins.int
+    GENERATOR_DIGEST_FIELD_NUMBER: _builtins.int
+    GENERATOR_ROUND_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    OVER_FIRST_FIELD_NUMBER: _builtins.int
+    GENERATOR_SHARE_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked and scored, which all figures are over"""
     without_answer: _builtins.int
@@ -2894,7 +2905,7 @@ class EvaluateAnswersReply(_message.Message):
     split: _builtins.str
     """whose pairs were asked"""
     generator: _builtins.str
-    """that wrote the answers, as in retrieval.generator"""
+    """that wrote the answers, as in retrieval.generator, or base"""
     model_digest: _builtins.bytes
     """the version that answered"""
     seconds: _builtins.float
@@ -2905,6 +2916,12 @@ class EvaluateAnswersReply(_message.Message):
     """why the rest of the pairs were not asked; empty: all were"""
     asked_before: _builtins.int
     """of the questions, those that an evaluation that was given up had asked"""
+    generator_digest: _builtins.bytes
+    """the version of the federated generator that wrote the answers; empty: the base model, or another generator"""
+    generator_round: _builtins.int
+    """that this version was committed in"""
+    generator_share: _builtins.float
+    """of this site's own half in a mixture with that version; 0: none is in it"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
         """over all questions"""
@@ -2925,6 +2942,14 @@ class EvaluateAnswersReply(_message.Message):
     def abstention(self) -> Global___AbstentionFigures:
         """how well it is told which questions the documents answer"""
 
+    @_builtins.property
+    def compared(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluateAnswersReply]:
+        """of the other generators that were asked for, on the same questions"""
+
+    @_builtins.property
+    def over_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
+        """in these: how much the figures are above those of the first generator, paired by question; of perplexities the ratio"""
+
     def __init__(
         self,
         *,
@@ -2943,10 +2968,15 @@ class EvaluateAnswersReply(_message.Message):
         partial: _builtins.str = ...,
         asked_before: _builtins.int = ...,
         abstention: Global___AbstentionFigures | None = ...,
+        generator_digest: _builtins.bytes = ...,
+        generator_round: _builtins.int = ...,
+        compared: _abc.Iterable[Global___EvaluateAnswersReply] | None = ...,
+        over_first: _abc.Iterable[Global___AnswerFigure] | None = ...,
+        generator_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention", "asked_before", b"asked_before", "by_label", b"by_label", "failed", b"failed", "figures", b"figures", "generator", b"generator", "missing", b"missing", "model_digest", b"model_digest", "pairs", b"pairs", "partial", b"partial", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention", "asked_before", b"asked_before", "by_label", b"by_label", "compared", b"compared", "failed", b"failed", "figures", b"figures", "generator", b"generator", "generator_digest", b"generator_digest", "generator_round", b"generator_round", "generator_share", b"generator_share", "missing", b"missing", "model_digest", b"model_digest", "over_first", b"over_first", "pairs", b"pairs", "partial", b"partial", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3424,12 +3454,17 @@ Global___PrivacyReply: _TypeAlias = PrivacyReply  # noqa: Y015
 class LearningRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """whose learning; empty: the retriever's"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4080,16 +4115,20 @@ class LearningCurveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     METRIC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     metric: _builtins.str
     """"": all"""
+    model: _builtins.str
+    """whose versions; empty: the retriever's"""
     def __init__(
         self,
         *,
         metric: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4101,25 +4140,63 @@ class LearningCurveReply(_message.Message):
 
     POINTS_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    ANSWERING_DIGEST_FIELD_NUMBER: _builtins.int
+    UNJUDGED_FIELD_NUMBER: _builtins.int
     missing: _builtins.str
     """why there is no point of the newest version; empty when there is one"""
+    answering_digest: _builtins.bytes
+    """of a generator: the version that retrieval.generator = "federated" answers with here; of the base model that of round 0"""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
         """oldest round first"""
+
+    @_builtins.property
+    def unjudged(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnjudgedVersion]:
+        """of a generator: committed versions without a point, oldest round first"""
 
     def __init__(
         self,
         *,
         points: _abc.Iterable[Global___CurvePoint] | None = ...,
         missing: _builtins.str = ...,
+        answering_digest: _builtins.bytes = ...,
+        unjudged: _abc.Iterable[Global___UnjudgedVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "points", b"points"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "missing", b"missing", "points", b"points", "unjudged", b"unjudged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearningCurveReply: _TypeAlias = LearningCurveReply  # noqa: Y015
+
+@_typing.final
+class UnjudgedVersion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PRUNED_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """that it was committed in"""
+    model_digest: _builtins.bytes
+    """the version"""
+    pruned: _builtins.bool
+    """it is not here any more (rounds.keep_versions); else it is still to be judged"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
+        pruned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "pruned", b"pruned", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnjudgedVersion: _TypeAlias = UnjudgedVersion  # noqa: Y015
 
 @_typing.final
 class CurvePoint(_message.Message):
@@ -4138,9 +4215,9 @@ class CurvePoint(_message.Message):
     model_digest: _builtins.bytes
     """the version"""
     metric: _builtins.str
-    """as in mrr@10, of the ranking by embeddings alone (dense)"""
+    """as in mrr@10, of the ranking by embeddings alone (dense); of a generator nats, perplexity, tokens, rouge-l-f or cited"""
     value: _builtins.float
-    """mean over the questions"""
+    """mean over the questions; of a generator's nats over the answers' tokens, of which there are so many (tokens)"""
     questions: _builtins.int
     """validation pairs that were asked"""
     unix_ms: _builtins.int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from daemon.learning.generator.in_use import InUse
 from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
@@ -39,12 +40,14 @@ class Asking:
     """What of one question is otherwise than the settings say.
 
     ``prompt``: of `daemon.answering.prompts`, "" as the settings have it. ``measured``: say how
-    probable what a language model writes is to it, and these ``references``.
+    probable what a language model writes is to it, and these ``references``. ``values``: of
+    the federated generator that writes, `InUse()` its base model's; None: who writes is as set.
     """
 
     prompt: str = ""
     measured: bool = False
     references: tuple[str, ...] = ()
+    values: InUse | None = None
 
 
 AS_SET = Asking()

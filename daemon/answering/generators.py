@@ -10,15 +10,18 @@ What may lack the model that it is made with has a line in `CHECKS`, too: then a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from config.answering import USUAL_GENERATOR
 from daemon.answering import openai_server, transformers_model
+from daemon.answering.answering import OpenVersion
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.extractive import ExtractiveGenerator
 from daemon.answering.generator import Generator
 from daemon.answering.options import AnsweringOptions
 from daemon.answering.written import AnswerModel, WrittenGenerator
+from daemon.learning.generator.in_use import InUse
 
 Make = Callable[[QuestionEmbedder, SentenceEmbedder, AnsweringOptions], Generator]
 
@@ -44,3 +47,17 @@ CHECKS: dict[str, Callable[[AnsweringOptions], AnswerModel]] = {
     "openai": openai_server.model,
     "federated": transformers_model.federated,
 }
+
+
+def written_by(values: InUse, version: OpenVersion, options: AnsweringOptions) -> OpenVersion:
+    """The open version with answers of the federated generator with these ``values``.
+
+    As in `daemon.answering.generator.Asking`. Raises LanguageModelError: nothing stands in.
+    """
+    if options.federated is not None:
+        options = replace(options, federated=replace(options.federated, values=values))
+    transformers_model.federated(options)
+    make = GENERATORS["federated"]
+    return replace(
+        version, generator=make(version.embed_question, version.embed_sentences, options)
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.answering import AnsweringAxes
+from daemon.learning.generator.in_use import InUse
 from daemon.learning.generator.spec import GeneratorSpec
 
 
@@ -14,12 +15,14 @@ class FederatedWriter:
     """What ``generator = "federated"`` writes with.
 
     ``versions``: the folder of the generator's versions; ``in_use``: the file that says which
-    (`daemon.learning.generator.in_use`).
+    (`daemon.learning.generator.in_use`). ``values``: these whatever the file says, as in
+    `daemon.answering.generator.Asking`.
     """
 
     spec: GeneratorSpec
     versions: Path
     in_use: Path
+    values: InUse | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ question: what was chosen meanwhile answers the next one.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,12 @@ def _loaded(folder: str, device: str, eight_bit: bool) -> LanguageModel:
 
 def federated(options: AnsweringOptions) -> LanguageModel:
     """The base model with the chosen version; raises LanguageModelError."""
-    if options.federated is None:
+    writer = options.federated
+    if writer is None:
         raise LanguageModelError(
             "no base model is here for retrieval.generator = 'federated': set generator.base_model"
         )
-    return _loaded_writer(options.federated).language_model()
+    return _loaded_writer(replace(writer, values=None)).language_model(writer.values)
 
 
 class _Writer:
@@ -55,25 +57,24 @@ class _Writer:
     def __init__(self, writer: FederatedWriter, generator: Generator) -> None:
         self._writer = writer
         self._generator = generator
-        self._loaded = ("", "", 0.0)
+        self._loaded = InUse()
 
-    def language_model(self) -> LanguageModel:
-        """As it is to answer now."""
-        in_use = read_in_use(self._writer.in_use)
-        wanted = (in_use.version, in_use.own, in_use.share)
+    def language_model(self, values: InUse | None) -> LanguageModel:
+        """With those in it; None: as it is to answer now."""
+        wanted = values or read_in_use(self._writer.in_use).values
         if wanted != self._loaded:
             try:
-                self._generator.load_vector(self._vector(in_use))
+                self._generator.load_vector(self._vector(wanted))
             except VersionError as error:
                 raise LanguageModelError(f"the generator's version is not used: {error}") from error
             self._loaded = wanted
         return self._generator.language_model
 
-    def _vector(self, in_use: InUse) -> Float32:
-        if not in_use.version:
+    def _vector(self, values: InUse) -> Float32:
+        if not values.version:
             return self._generator.initial_vector()
         shape = self._generator.shape_manifest.digest
-        return vector_in_use(in_use, self._writer.spec, self._writer.versions, shape)
+        return vector_in_use(values, self._writer.spec, self._writer.versions, shape)
 
 
 @functools.lru_cache(maxsize=1)

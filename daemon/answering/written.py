@@ -78,16 +78,19 @@ class AnswerModel(Protocol):
 
 
 class WrittenGenerator:
-    """See `daemon.answering.generator.Generator`; ``otherwise`` stands in."""
+    """See `daemon.answering.generator.Generator`; ``otherwise`` stands in.
+
+    ``load``: gives the model that is to write now, anew for each answer: which version of one it
+    is may have changed.
+    """
 
     def __init__(
         self, load: Callable[[], AnswerModel], otherwise: Generator, options: AnsweringOptions
     ) -> None:
-        self._otherwise, self._options = otherwise, options
-        self._model: AnswerModel | None = None
+        self._otherwise, self._options, self._load = otherwise, options, load
         self._lacking = ""
         try:
-            self._model = load()
+            load()
         except LanguageModelError as error:  # a start was refused for it; people get answers now
             self._lacking = cause_of(error)
             log.warning("answers are extracted, not written", cause=self._lacking)
@@ -102,12 +105,12 @@ class WrittenGenerator:
         """Statements that the passages support, each with its [n], or the other's answer."""
         if not passages:
             return self._otherwise.generate(question, passages)
-        if self._model is None:
+        if self._lacking:
             return self._instead(question, passages, self._lacking, failed=True)
         how = replace(how, prompt=kind_of(how.prompt or self._options.prompt, question))
         telling = _Telling(told)
         try:
-            text, likelihood = self._written(self._model, question, passages, how, telling)
+            text, likelihood = self._written(self._load(), question, passages, how, telling)
             says_no = text.strip().casefold().rstrip(".") == _SAYS_NO
             if not says_no:
                 telling.check.read(text)
@@ -167,9 +170,9 @@ class WrittenGenerator:
 
     def filled(self, kind: str, question: str, passages: Sequence[Ranked]) -> FilledPrompt:
         """What the model is sent; raises LanguageModelError, NoRoomError."""
-        if self._model is None:
+        if self._lacking:
             raise LanguageModelError(self._lacking)
-        return self._filled(self._model, kind, question, passages)
+        return self._filled(self._load(), kind, question, passages)
 
     def _filled(
         self, model: AnswerModel, kind: str, question: str, passages: Sequence[Ranked]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import asdict, fields
 from typing import Any
 
-from config.recipes import RECIPES
-from daemon.control.context import Calls, Context, ServiceContext
-from daemon.control.library_messages import answer_fields, told_threshold
-from daemon.evaluation import abstention, answers
+from config.recipes import RECIPES, GeneratorAxes
+from daemon.control.context import Calls, Context, ServiceContext, refuse
+from daemon.control.library_messages import abstention_judged, answer_judged, answers_judged
+from daemon.control.run_plan import of_generator
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
-from daemon.jobs.answers import MeanFigure
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
-from daemon.learning.options import EvaluationProgress, LearningError
-from daemon.library.readers.documents import Reference
+from daemon.learning.generator.in_use import InUse
+from daemon.learning.options import EvaluationError, EvaluationProgress, LearningError
 from daemon.library.store import Library
 from daemon.pairs.made import How
 from daemon.pairs.proposals import Proposal
@@ -25,13 +25,13 @@ from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS
 from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
-from daemon.services.answer_evaluation import (
-    FAILED_TOLD,
-    AbstentionJudged,
-    AnswerEvaluation,
-    AskedPair,
-)
+from daemon.rounds.driver import Driver
+from daemon.services.answer_evaluation import AskedPair, Writer
+from daemon.services.generator.history import Unjudged
 from daemon.services.pair_maker import PairMaker, same_asked
+from daemon.state.store import CurvePoint
+from daemon.state.versions import is_sound
+from peers.wire.manifest import GENERATOR
 from proto import control_pb2 as control
 
 _HOW: dict[str, How] = {
@@ -40,9 +40,8 @@ _HOW: dict[str, How] = {
     "keywords": "keywords",
     "written": "llm",
 }
-_LESS_IS_BETTER = (*answers.LOWER_IS_BETTER, *abstention.LOWER_IS_BETTER)
-_LONGEST_TOLD = 200  # characters of a question that failed
 _KINDS = {how: kind for kind, how in _HOW.items()}
+FEDERATED, BASE = "federated", "base"
 _PASSAGE_SHOWN = 4000  # characters
 _WRITTEN_A_PASSAGE = 2  # of different intent, as pFedRAG (appendix C) has them written
 
@@ -57,9 +56,12 @@ class LearningCalls(Calls):
     # ---- how this site learns ------------------------------------------------------
 
     async def Learning(
-        self, _request: control.LearningRequest, context: Context
+        self, request: control.LearningRequest, context: Context
     ) -> control.LearningReply:
         """How this site learns, and what became of what is its own."""
+        if request.model == GENERATOR:
+            driver = await self._trained_here(context)
+            return await asyncio.to_thread(_generator_reply, self._around, driver)
         reply: control.LearningReply = await self._answered(
             context, asyncio.to_thread(_learning_reply, self._around)
         )
@@ -245,47 +247,156 @@ class LearningCalls(Calls):
     ) -> AsyncIterator[control.EvaluateAnswersProgress]:
         """Judge answers to this site's own pairs, step by step."""
         judge = self._around.services.answers
+        writers = await self._answered(context, self._writers(request.generators))
 
         async def begin(listener: Callable[[object], None]) -> control.EvaluateAnswersReply:
             if request.only_abstention:
                 judged = await judge.abstention(request.split, listener)
-                return control.EvaluateAnswersReply(abstention=_abstention_judged(judged))
-            work = judge.so_far() if request.so_far else judge.judge(request.split, listener)
-            return _answers_judged(await work, self._around.settings.retrieval.generator)
+                return control.EvaluateAnswersReply(abstention=abstention_judged(judged))
+            if request.so_far:
+                return answers_judged(await judge.so_far())
+            return answers_judged(await judge.judge(request.split, listener, writers))
 
         kinds = (EvaluationProgress, AskedPair) if request.tell_answers else (EvaluationProgress,)
         async with self._audited(context, "evaluate-answers") as recorded:
             async with watched(begin, *kinds) as (steps, work):
                 async for step in steps:
                     if isinstance(step, AskedPair):
-                        yield control.EvaluateAnswersProgress(answer=_answer_judged(step))
+                        yield control.EvaluateAnswersProgress(answer=answer_judged(step))
                     else:
                         yield control.EvaluateAnswersProgress(**step._asdict())
                 result = await self._answered(context, work)
             recorded["questions"] = result.questions or result.abstention.questions
         yield control.EvaluateAnswersProgress(step="done", result=result)
 
+    async def _writers(self, names: Sequence[str]) -> list[Writer]:
+        """Who is to answer, by what `EvaluateAnswersRequest` names.
+
+        Raises RunRefused, and EvaluationError for what is not here.
+        """
+        set_here = self._around.settings.retrieval.generator
+        if not names and set_here != FEDERATED:
+            return [Writer(set_here)]
+        if not self._around.generator.spec.base_model:
+            raise EvaluationError(
+                "this site has no base model to answer with: name one under [generator] in the "
+                "settings (base_model), and restart fedd"
+            )
+        found: dict[InUse | None, str] = {}  # values, by what they were named
+        writers = []
+        for name in dict.fromkeys(names or [FEDERATED]):
+            writer = await asyncio.to_thread(self._writer, name)
+            if writer.values in found:
+                same = f"{found[writer.values]} and {name}"
+                raise EvaluationError(
+                    f"{same} are the same version of the generator here: "
+                    "name another round (`fedctl learning --model generator`)"
+                )
+            found[writer.values] = name
+            writers.append(writer)
+        return writers
+
+    def _writer(self, name: str) -> Writer:
+        generator = self._around.generator
+        history = generator.history
+        if name == BASE:
+            return Writer(BASE, InUse())
+        if name == FEDERATED:
+            served = generator.served_digest
+            round_ = history.round_of(served) if history is not None and served else 0
+            return Writer(FEDERATED, generator.in_use.values, round_)
+        driver = self._around.driver_of(GENERATOR)
+        if history is None or not (digest := history.rounds().get(int(name), b"")):
+            raise EvaluationError(
+                f"the generator has no round {name}: its newest here is {driver.head_round}"
+            )
+        if int(name) == 0:
+            return Writer(BASE, InUse())
+        if not is_sound(driver.catch_up.state.versions, digest, driver.shapes.digest):
+            raise EvaluationError(
+                f"the generator's version of round {name} is not here any more "
+                "(rounds.keep_versions): name a newer round"
+            )
+        return Writer(FEDERATED, InUse(digest.hex()), int(name))
+
+    async def _trained_here(self, context: Context) -> Driver:
+        """Of the generator's rounds; the call ends where this site can't train it."""
+        driver = await self._driver_of(GENERATOR, context)
+        if lacking := self._around.generator.lacking:
+            remedy = "Name its base model under [generator] in the settings, and restart fedd"
+            await refuse(context, f"this site {lacking}", remedy)
+        return driver
+
     async def LearningCurve(
-        self, request: control.LearningCurveRequest, _context: Context
+        self, request: control.LearningCurveRequest, context: Context
     ) -> control.LearningCurveReply:
         """How the committed versions did here."""
+        if request.model == GENERATOR:
+            driver = await self._trained_here(context)
+            points = await asyncio.to_thread(driver.store.curve, request.metric)
+            return await asyncio.to_thread(_generator_curve, self._around, driver, points)
         points = await asyncio.to_thread(self._driver.store.curve, request.metric)
-        return control.LearningCurveReply(
-            points=[
-                control.CurvePoint(
-                    round=point.round,
-                    model_digest=point.model_digest,
-                    metric=point.metric,
-                    value=point.value,
-                    questions=point.questions,
-                    unix_ms=point.unix_ms,
-                    kind=point.kind,
-                    own_digest=point.own_digest,
-                )
-                for point in points
-            ],
-            missing=self._around.services.curve.missing,
-        )
+        return _curve(points, self._around.services.curve.missing)
+
+
+def _curve(points: Sequence[CurvePoint], missing: str) -> control.LearningCurveReply:
+    return control.LearningCurveReply(
+        points=[control.CurvePoint(**asdict(point)) for point in points], missing=missing
+    )
+
+
+def _generator_curve(
+    around: ServiceContext, driver: Driver, points: Sequence[CurvePoint]
+) -> control.LearningCurveReply:
+    """As `_curve`, of the generator's versions; reads the disk."""
+    generator = around.generator
+    unjudged: list[Unjudged] = generator.history.unjudged() if generator.history else []
+    newest = any(one.round == driver.head_round for one in unjudged)
+    reply = _curve(points, generator.missing if newest else "")
+    reply.answering_digest = generator.served_digest
+    if generator.history is not None and not generator.served_digest:
+        reply.answering_digest = generator.history.first
+    reply.unjudged.extend(control.UnjudgedVersion(**asdict(one)) for one in unjudged)
+    return reply
+
+
+def _generator_reply(around: ServiceContext, driver: Driver) -> control.LearningReply:
+    """How the generator is trained here, and which version of it answers; reads the disk."""
+    training, learning, _ = of_generator(around.settings)
+    own, run = around.settings.generator, driver.protocol.run
+    generator = around.generator
+    served, history = generator.served_digest, generator.history
+    version = "the base model: no version does better on this site's validation questions"
+    if served:
+        round_ = history.round_of(served) if history is not None else 0
+        version = f"version {served.hex()[:12]} of round {round_}"
+    set_here = around.settings.retrieval.generator
+    if set_here != FEDERATED:
+        version = f"{version}; not asked: retrieval.generator is {set_here!r}"
+    choices = {
+        **{axis.name: getattr(own, axis.name) for axis in fields(GeneratorAxes)},
+        "lora_targets": ", ".join(own.lora_targets) or "query and value projections",
+        "local_epochs": training.local_epochs,
+        "batch_size": training.batch_size,
+        "learning_rate": training.learning_rate,
+    }
+    facts = {
+        "base model": own.base_model,
+        "learns from": generator.last.reason or f"{generator.last.num_examples} triples",
+        "answers": version,
+    }
+    return control.LearningReply(
+        recipe=learning.recipe,
+        choices=[
+            control.Choice(axis=axis, value=str(value), in_recipe=str(value))
+            for axis, value in choices.items()
+        ],
+        plan=run.plan if run is not None else None,
+        shared_values=driver.shapes.total,
+        adaptation_index=math.nan,
+        own_share=math.nan,
+        facts=[control.Fact(name=name, value=str(value)) for name, value in facts.items()],
+    )
 
 
 def _proposal_message(one: Proposal, library: Library) -> control.Proposal:
@@ -340,84 +451,6 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
         fell_back=judged.fell_back,
         fell_back_because=judged.cause,
     )
-
-
-def _answers_judged(judged: AnswerEvaluation, generator: str) -> control.EvaluateAnswersReply:
-    return control.EvaluateAnswersReply(
-        pairs=judged.pairs,
-        questions=judged.questions,
-        asked_before=judged.asked_before,
-        partial=judged.partial,
-        failed=[
-            control.FailedQuestions(
-                cause=cause,
-                questions=len(pairs),
-                first=[
-                    f"{pair.query[:_LONGEST_TOLD]} ({pair.positives[0]})"
-                    for pair in pairs[:FAILED_TOLD]
-                ],
-            )
-            for cause, pairs in sorted(judged.failed.items(), key=lambda one: -len(one[1]))
-        ],
-        without_answer=judged.without_answer,
-        unanswered=judged.unanswered,
-        split=judged.split,
-        generator=generator,
-        model_digest=judged.model_digest,
-        seconds=judged.seconds,
-        figures=_answer_figures(judged.figures),
-        by_label=[
-            control.LabelFigures(
-                label=one.label,
-                value=one.value,
-                questions=one.questions,
-                figures=_answer_figures(one.figures),
-            )
-            for one in judged.by_label
-        ],
-        missing=[
-            control.MissingFigure(metric=name, cause=cause)
-            for name, cause in judged.missing.items()
-        ],
-        abstention=_abstention_judged(judged.abstention),
-    )
-
-
-def _abstention_judged(judged: AbstentionJudged) -> control.AbstentionFigures:
-    return control.AbstentionFigures(
-        threshold=told_threshold(judged.by),
-        fitted_on=judged.by.questions,
-        questions=judged.questions,
-        split=judged.split,
-        figures=_answer_figures(judged.figures),
-        missing=judged.cause,
-    )
-
-
-def _answer_judged(one: AskedPair) -> control.JudgedAnswer:
-    known = one.pair.reference or Reference()
-    return control.JudgedAnswer(
-        question=one.pair.query,
-        references=known.answers,
-        documents=one.pair.positives,
-        **answer_fields(one.answered, control.JudgedAnswer.DESCRIPTOR),
-        qtype=known.qtype,
-        reasoning=known.reasoning,
-    )
-
-
-def _answer_figures(intervals: Mapping[str, Interval]) -> list[control.AnswerFigure]:
-    return [
-        control.AnswerFigure(
-            metric=metric,
-            mean=f.mean,
-            low=f.low,
-            high=f.high,
-            lower_is_better=metric in _LESS_IS_BETTER,
-            questions=f.questions if isinstance(f, MeanFigure) else 0,
-        )
-        for metric, f in intervals.items()
-    ]
 
 
 def _figures(intervals: dict[str, dict[str, Interval]]) -> list[control.Figure]:

@@ -1,9 +1,9 @@
-"""Documents, passages and what is found as messages of control.proto, and back."""
+"""Documents, passages, what is found and judged as messages of control.proto, and back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from os.path import normpath
 from typing import Any, Final, cast
@@ -14,8 +14,12 @@ from daemon.answering.abstention import Abstention
 from daemon.answering.generator import Citation, GeneratedAnswer
 from daemon.answering.prompts.kinds import FOR, OTHERWISE, RULES
 from daemon.answering.prompts.prompts import slots_of, text_of
+from daemon.evaluation import abstention, answers
+from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Searched
+from daemon.jobs.answers import MeanFigure
 from daemon.jobs.prompts import TriedPrompt
+from daemon.learning.generator.in_use import InUse
 from daemon.library.catalogue.filters import Filters
 from daemon.library.catalogue.near_duplicates import Copies
 from daemon.library.catalogue.waiting import StoredWaiting
@@ -36,9 +40,17 @@ from daemon.library.readers.documents import (
     Waiting,
 )
 from daemon.library.store import Library
+from daemon.services.answer_evaluation import (
+    FAILED_TOLD,
+    AbstentionJudged,
+    AnswerEvaluation,
+    AskedPair,
+)
 from daemon.services.folders import FolderState
 from proto import control_pb2 as control
 
+_LESS_IS_BETTER = (*answers.LOWER_IS_BETTER, *abstention.LOWER_IS_BETTER)
+_LONGEST_TOLD = 200  # characters of a question that failed
 PASSAGES_SHOWN: Final = 500  # of a document at a time: each may repeat long headings
 
 
@@ -315,3 +327,93 @@ def found_messages(searched: Searched, explain: bool) -> list[control.FoundPassa
             )
         told.append(found)
     return told
+
+
+def answers_judged(judged: AnswerEvaluation) -> control.EvaluateAnswersReply:
+    """What an evaluation of answers came to; of abstention with the first generator's alone."""
+    others = [answers_judged(one) for one in judged.compared]
+    for other in others:
+        other.ClearField("abstention")
+    values = judged.writer.values or InUse()
+    return control.EvaluateAnswersReply(
+        pairs=judged.pairs,
+        questions=judged.questions,
+        asked_before=judged.asked_before,
+        partial=judged.partial,
+        failed=[
+            control.FailedQuestions(
+                cause=cause,
+                questions=len(pairs),
+                first=[
+                    f"{pair.query[:_LONGEST_TOLD]} ({pair.positives[0]})"
+                    for pair in pairs[:FAILED_TOLD]
+                ],
+            )
+            for cause, pairs in sorted(judged.failed.items(), key=lambda one: -len(one[1]))
+        ],
+        without_answer=judged.without_answer,
+        unanswered=judged.unanswered,
+        split=judged.split,
+        generator=judged.writer.name,
+        generator_digest=bytes.fromhex(values.version),
+        generator_round=judged.writer.round,
+        generator_share=values.share,
+        compared=others,
+        over_first=_answer_figures(judged.over_first),
+        model_digest=judged.model_digest,
+        seconds=judged.seconds,
+        figures=_answer_figures(judged.figures),
+        by_label=[
+            control.LabelFigures(
+                label=one.label,
+                value=one.value,
+                questions=one.questions,
+                figures=_answer_figures(one.figures),
+            )
+            for one in judged.by_label
+        ],
+        missing=[
+            control.MissingFigure(metric=name, cause=cause)
+            for name, cause in judged.missing.items()
+        ],
+        abstention=abstention_judged(judged.abstention),
+    )
+
+
+def abstention_judged(judged: AbstentionJudged) -> control.AbstentionFigures:
+    """How well it is told what the documents answer."""
+    return control.AbstentionFigures(
+        threshold=told_threshold(judged.by),
+        fitted_on=judged.by.questions,
+        questions=judged.questions,
+        split=judged.split,
+        figures=_answer_figures(judged.figures),
+        missing=judged.cause,
+    )
+
+
+def answer_judged(one: AskedPair) -> control.JudgedAnswer:
+    """A pair, and what it was answered with."""
+    known = one.pair.reference or Reference()
+    return control.JudgedAnswer(
+        question=one.pair.query,
+        references=known.answers,
+        documents=one.pair.positives,
+        **answer_fields(one.answered, control.JudgedAnswer.DESCRIPTOR),
+        qtype=known.qtype,
+        reasoning=known.reasoning,
+    )
+
+
+def _answer_figures(intervals: Mapping[str, Interval]) -> list[control.AnswerFigure]:
+    return [
+        control.AnswerFigure(
+            metric=metric,
+            mean=f.mean,
+            low=f.low,
+            high=f.high,
+            lower_is_better=metric in _LESS_IS_BETTER,
+            questions=f.questions if isinstance(f, MeanFigure) else 0,
+        )
+        for metric, f in intervals.items()
+    ]

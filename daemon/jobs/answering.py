@@ -37,7 +37,7 @@ from daemon.answering.embedding import (
 )
 from daemon.answering.general_questions import GENERAL_QUESTIONS
 from daemon.answering.generator import AS_SET, Asking
-from daemon.answering.generators import CHECKS, GENERATORS
+from daemon.answering.generators import CHECKS, GENERATORS, written_by
 from daemon.answering.options import AS_USUAL, AnsweringOptions
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
@@ -294,7 +294,10 @@ def ask(
     ``collections``: of these alone, as if there were no others; LibraryError where their
     documents can't be read. None: of all.
     """
-    return _allowed(collections).answer(question, top_k, how)
+    version = _allowed(collections)
+    if how.values is not None and _as_asked is not None:
+        version = written_by(how.values, version, _as_asked[2])
+    return version.answer(question, top_k, how)
 
 
 def ask_telling(

@@ -25,7 +25,7 @@ from daemon.evaluation.answers import (
     without_marks,
 )
 from daemon.evaluation.evaluation import Judged
-from daemon.evaluation.intervals import Interval, figures_of
+from daemon.evaluation.intervals import Interval, differences_of, figures_of
 from daemon.evaluation.rankings import some_of
 from daemon.jobs import answering
 from daemon.library.readers.documents import Pair
@@ -106,6 +106,35 @@ def _means(scored: Sequence[Scores]) -> dict[str, MeanFigure]:
             mean, low, high = map(math.exp, (of_nats.mean, of_nats.low, of_nats.high))
             means[name] = MeanFigure(mean, low, high, len(nats))
     return means
+
+
+def differences_of_answers(
+    ours: Sequence[Scores], theirs: Sequence[Scores]
+) -> dict[str, MeanFigure]:
+    """How much our figures are above theirs, paired by question, with their intervals.
+
+    Of perplexities, which are exponentials of means, the ratio; over questions that have both.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    names = [
+        name for name in ours[0].figures if all(name in one.figures for two in pairs for one in two)
+    ]
+    found = differences_of(
+        Judged({name: np.array([one.figures[name] for one in ours]) for name in names}),
+        Judged({name: np.array([one.figures[name] for one in theirs]) for name in names}),
+    )
+    above = {name: MeanFigure(f.mean, f.low, f.high, len(pairs)) for name, f in found.items()}
+    for name in PERPLEXITIES:
+        nats = [
+            (one.nats[name], other.nats[name])
+            for one, other in pairs
+            if name in one.nats.keys() & other.nats.keys()
+        ]
+        if nats:
+            columns = np.array(nats).T
+            [f] = differences_of(Judged({name: columns[0]}), Judged({name: columns[1]})).values()
+            above[name] = MeanFigure(math.exp(f.mean), math.exp(f.low), math.exp(f.high), len(nats))
+    return above
 
 
 @dataclass(frozen=True)

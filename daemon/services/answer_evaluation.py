@@ -6,15 +6,19 @@ meanwhile waits for one of them. The figures stay at the site, as do the right a
 One that fails is counted with its cause, and the rest goes on. Where an evaluation is given up,
 what was asked by then is kept in memory: its figures can be had, and the next evaluation of the
 same version goes on from there.
+
+A generator that has versions writes all answers of an evaluation with one of them, whichever comes
+to answer people meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -26,6 +30,7 @@ from daemon.evaluation.answers import Scores
 from daemon.evaluation.intervals import Interval
 from daemon.jobs import answers as answer_jobs
 from daemon.jobs.answers import GivenAnswer, LabelFigures, MeanFigure
+from daemon.learning.generator.in_use import InUse
 from daemon.learning.options import EvaluationError, EvaluationProgress
 from daemon.library.readers.documents import Pair
 from daemon.library.store import Library
@@ -44,6 +49,21 @@ _GIVEN_UP = "it was given up"
 
 class NothingToCompareError(EvaluationError):
     """No pair says what a right answer is."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A generator whose answers are judged: its ``name``, as in retrieval.generator, or base.
+
+    ``values``: as in `daemon.answering.generator.Asking`; ``round``: of their version.
+    """
+
+    name: str = ""
+    values: InUse | None = None
+    round: int = 0
+
+
+AS_SET = Writer()
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,9 @@ class AnswerEvaluation:
     evaluation that was given up.
     ``without_answer``: pairs of the split that say no right answer, and were not asked;
     ``unanswered``: questions that were, and met nothing. ``missing``: as in `Scores`.
+    ``abstention``: with the first writer's, of all. ``compared``: the other writers';
+    ``over_first``: in these, how much they are above the first's, over the questions that both
+    answered (`daemon.jobs.answers.differences_of_answers`).
     """
 
     split: str
@@ -86,6 +109,9 @@ class AnswerEvaluation:
     abstention: AbstentionJudged
     model_digest: bytes
     seconds: float
+    writer: Writer = AS_SET
+    compared: list[AnswerEvaluation] = field(default_factory=list)
+    over_first: dict[str, MeanFigure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,18 +125,21 @@ class AskedPair:
 
 @dataclass
 class _UnderWay:
-    """What an evaluation has come to; the next one goes on from there, if ``of`` is the same."""
+    """What an evaluation has come to; the next one goes on from there, if ``of`` is the same.
 
-    of: tuple[object, ...] = ()  # the version, its index, and what is the site's own of it
-    split: str = ""
-    pairs: list[Pair] = field(default_factory=list)
-    without: int = 0
-    asked: dict[Pair, AskedPair] = field(default_factory=dict)
-    failed: dict[str, list[Pair]] = field(default_factory=dict)
+    ``of``: the version, its index, what is the site's own of it, and who writes.
+    """
+
+    of: tuple[bytes, Path | None, int, Writer]
+    split: str
+    pairs: list[Pair]
+    without: int
+    asked: dict[Pair, AskedPair]
+    before: int
     abstention: AbstentionJudged = AbstentionJudged(cause=f"not measured: {_GIVEN_UP}")
+    failed: dict[str, list[Pair]] = field(default_factory=dict)
     partial: str = _GIVEN_UP
-    before: int = 0
-    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
 
 
 class AnswerJudge:
@@ -119,14 +148,18 @@ class AnswerJudge:
     def __init__(self, collection: Collection, answering: Worker) -> None:
         self._collection = collection
         self._answering = answering
-        self._kept = _UnderWay()
+        self._kept: list[_UnderWay] = []  # one for each writer
         self._one_at_a_time = asyncio.Lock()  # two would take what the other keeps
 
     async def judge(
-        self, split: str, listener: Callable[[object], None] = lambda _: None
+        self,
+        split: str,
+        listener: Callable[[object], None] = lambda _: None,
+        writers: Sequence[Writer] = (AS_SET,),
     ) -> AnswerEvaluation:
         """Ask and score each pair of a split that says a right answer; "": test, or else valid.
 
+        Each of the ``writers`` is asked all of them; the others are compared with the first.
         ``listener`` gets `EvaluationProgress`, and each `AskedPair`. Whoever cancels waits for no
         other question; `so_far` has the figures then, and the next call asks the rest. Where
         another version comes to answer meanwhile, it ends with what the first one was asked.
@@ -136,30 +169,41 @@ class AnswerJudge:
         if self._one_at_a_time.locked():
             raise EvaluationError("answers are being judged: wait until that has ended, or end it")
         async with self._one_at_a_time:
-            return await self._judge(split, listener)
+            return await self._judge(split, listener, writers)
 
-    async def _judge(self, split: str, listener: Callable[[object], None]) -> AnswerEvaluation:
+    async def _judge(
+        self, split: str, listener: Callable[[object], None], writers: Sequence[Writer]
+    ) -> AnswerEvaluation:
         listener(EvaluationProgress("index"))
         await self._collection.until_settled()
         split, pairs, without = await self._collection.read(partial(_referenced, split=split))
-        now = self._begun(split, pairs, without)
-        for known in now.asked.values():
-            listener(known)
-        now.abstention = await self.abstention(split, listener)
-        listener(EvaluationProgress("answers", len(now.asked), len(pairs)))
-        now.partial = await self._asked(now, listener) or now.partial
-        if len(now.asked) + sum(map(len, now.failed.values())) == len(pairs):
-            now.partial = ""
-        figures = await self._figures(now)
-        if not now.partial and not now.failed:
-            self._kept = _UnderWay()  # who asks again wants it measured anew
+        kept = [self._begun(split, pairs, without, writer) for writer in writers]
+        self._kept = kept
+        for now in kept:
+            for known in now.asked.values():
+                listener(known)
+        kept[0].abstention = await self.abstention(split, listener)
+        whole = len(kept) * len(pairs)
+        listener(EvaluationProgress("answers", sum(len(now.asked) for now in kept), whole))
+        for before, now in enumerate(kept):
+            at = EvaluationProgress("answers", before * len(pairs), whole)
+            started = time.monotonic()
+            try:
+                now.partial = await self._asked(now, listener, at) or now.partial
+            finally:
+                now.seconds = time.monotonic() - started
+            if len(now.asked) + sum(map(len, now.failed.values())) == len(pairs):
+                now.partial = ""
+        figures = await self._compared(kept)
+        if not any(now.partial or now.failed for now in kept):
+            self._kept = []  # who asks again wants it measured anew
         return figures
 
     async def so_far(self) -> AnswerEvaluation:
         """Of what was asked by one that was given up; raises EvaluationError for nothing."""
-        if not self._kept.asked:
+        if not any(now.asked for now in self._kept):
             raise EvaluationError("no question was answered and scored by then")
-        return await self._figures(self._kept)
+        return await self._compared(self._kept)
 
     async def abstention(
         self, split: str, listener: Callable[[object], None] = lambda _: None
@@ -190,24 +234,25 @@ class AnswerJudge:
         )
         return AbstentionJudged(by, done, apart.split, figures)
 
-    def _begun(self, split: str, pairs: list[Pair], without: int) -> _UnderWay:
+    def _begun(self, split: str, pairs: list[Pair], without: int, writer: Writer) -> _UnderWay:
         """With what is known of these pairs by this version; who failed is asked again."""
         collection = self._collection
-        of = (collection.served_digest, collection.served_index, collection.renewed)
-        known = self._kept.asked if self._kept.of == of else {}
+        of = (collection.served_digest, collection.served_index, collection.renewed, writer)
+        known = next((one.asked for one in self._kept if one.of == of), {})
         asked = {pair: known[pair] for pair in pairs if pair in known}
-        self._kept = _UnderWay(of, split, pairs, without, asked, before=len(asked))
-        return self._kept
+        return _UnderWay(of, split, pairs, without, asked, before=len(asked))
 
-    async def _asked(self, now: _UnderWay, listener: Callable[[object], None]) -> str:
-        """Ask the rest; why that ended before its time, or ""."""
-        in_a_row = done = 0
+    async def _asked(
+        self, now: _UnderWay, listener: Callable[[object], None], at: EvaluationProgress
+    ) -> str:
+        """Ask the rest; why that ended before its time, or "". ``at``: before the first."""
+        in_a_row, done, values = 0, at.done, now.of[3].values
         for pair in now.pairs:
             done += 1
             if pair in now.asked:
                 continue
             try:
-                how = Asking(measured=True, references=_answers_of(pair))
+                how = Asking(measured=True, references=_answers_of(pair), values=values)
                 answered = await self._collection.ask(pair.query, 0, how, warn=False, rights=of_all)
                 scores = await self._answering.run(answer_jobs.score, _given(pair, answered))
             except Exception as error:  # any: it is told, and costs no other question its figures
@@ -223,18 +268,39 @@ class AnswerJudge:
             in_a_row = 0
             now.asked[pair] = AskedPair(pair, answered, scores)
             listener(now.asked[pair])
-            listener(EvaluationProgress("answers", done, len(now.pairs)))
+            listener(at._replace(done=done))
         return ""
+
+    async def _compared(self, kept: Sequence[_UnderWay]) -> AnswerEvaluation:
+        """Figures of the first writer, and those of the others beside these."""
+        first, *others = kept
+        if not any(now.asked for now in kept):
+            causes = "; ".join(f"{cause} ({len(some)})" for cause, some in first.failed.items())
+            raise EvaluationError(f"no question was answered: {causes or first.partial}")
+        return replace(
+            await self._figures(first),
+            compared=[
+                replace(await self._figures(now), over_first=await self._over(now, first))
+                for now in others
+            ],
+        )
+
+    async def _over(self, now: _UnderWay, first: _UnderWay) -> dict[str, MeanFigure]:
+        both = [(now.asked[pair], first.asked[pair]) for pair in now.asked if pair in first.asked]
+        if not both:
+            return {}
+        ours, theirs = zip(*((one.scores, other.scores) for one, other in both), strict=True)
+        return await self._answering.run(answer_jobs.differences_of_answers, ours, theirs)
 
     async def _figures(self, now: _UnderWay) -> AnswerEvaluation:
         asked = [now.asked[pair] for pair in now.pairs if pair in now.asked]
-        if not asked:
-            causes = "; ".join(f"{cause} ({len(some)})" for cause, some in now.failed.items())
-            raise EvaluationError(f"no question was answered: {causes or now.partial}")
         scored = [one.scores for one in asked]
-        figures, labelled = await self._answering.run(
-            answer_jobs.figures_of_answers, scored, _labels_of([one.pair for one in asked])
-        )
+        figures: dict[str, MeanFigure] = {}
+        labelled: list[LabelFigures] = []
+        if scored:
+            figures, labelled = await self._answering.run(
+                answer_jobs.figures_of_answers, scored, _labels_of([one.pair for one in asked])
+            )
         return AnswerEvaluation(
             split=now.split,
             pairs=len(now.pairs),
@@ -253,8 +319,9 @@ class AnswerJudge:
                 if name not in figures
             },
             abstention=now.abstention,
-            model_digest=asked[0].answered.model_digest,
-            seconds=time.monotonic() - now.started,
+            model_digest=now.of[0],
+            seconds=now.seconds,
+            writer=now.of[3],
         )
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.support.canned_replies import (
     how_it_learns,
     judged_answers,
     judged_retrieval,
+    judged_versions,
     judging_steps,
     progress,
     stored,
@@ -493,8 +495,15 @@ class CannedDaemon(ControlServicer):
             unknown=[one for one in named if one not in here],
         )
 
+    @cached_property
+    def generator_curve(self) -> control.LearningCurveReply:
+        """What is told of the generator's versions."""
+        return judged_versions()
+
     def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
         self._hear(request, context)
+        if request.model == "generator":
+            return self.generator_curve
         judged = [(0, "shared", 0.0), (1, "shared", 0.125), (2, "shared", 0.25)]
         judged.append((2, "mixture", 0.5))
         return control.LearningCurveReply(

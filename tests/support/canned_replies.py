@@ -58,6 +58,29 @@ def judged_answers() -> control.EvaluateAnswersReply:
     )
 
 
+def judged_versions() -> control.LearningCurveReply:
+    """The base model and the generator's version of round 2, which answers; 1 is pruned."""
+    reply = control.LearningCurveReply(answering_digest=DIGEST)
+    for round_, nats in ((0, 5.5), (2, 2.25)):
+        digest = DIGEST if round_ else b"\x01" * 32
+        for metric, value, questions in (
+            ("nats", nats, 16),
+            ("perplexity", math.exp(nats), 16),
+            ("tokens", 1234, 16),
+            ("rouge-l-f", nats / 10, 12),
+        ):
+            reply.points.add(
+                round=round_,
+                model_digest=digest,
+                metric=metric,
+                value=value,
+                questions=questions,
+                kind="shared",
+            )
+    reply.unjudged.add(round=1, model_digest=b"\x02" * 32, pruned=True)
+    return reply
+
+
 def how_it_learns() -> control.LearningReply:
     """A site that has not trained yet."""
     return control.LearningReply(

@@ -14,6 +14,7 @@ from daemon.fedctl.terminal.output import (
     Exit,
     Session,
     as_plain,
+    columns,
     duration,
     facts,
     plain_text,
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import Exchanged, LearningReply, PersonaliseProgress
+    from proto.control_pb2 import (
+        Exchanged,
+        LearningCurveReply,
+        LearningReply,
+        PersonaliseProgress,
+    )
 
 topic = typer.Typer()
 
@@ -35,17 +41,32 @@ topic = typer.Typer()
 
 @topic.command("learning")
 @command
-def learning(session: Session) -> None:
-    """Show how this site learns: its recipe, every choice, and its personal layer."""
-    reply = run(_learning(session))
-    session.result(as_plain(reply), lambda console: console.print(_table(reply)))
+def learning(session: Session, model: Model = MODELS[0]) -> None:
+    """Show how this site learns: its recipe, every choice, and its personal layer.
+
+    Of the generator also what this site's own validation questions say of each version, by round;
+    of the retriever's versions `fedctl eval --history` says that.
+    """
+    reply, curve = run(_learning(session, model))
+    if model == MODELS[0]:
+        session.result(as_plain(reply), lambda console: console.print(_table(reply)))
+        return
+    if not curve.points and curve.missing:
+        raise CommandError(f"no version of the generator is judged here: {curve.missing}")
+    plain = as_plain(reply) | {"curve": as_plain(curve)}
+    session.result(plain, lambda console: _generator_shown(console, reply, curve))
 
 
-async def _learning(session: Session) -> LearningReply:
-    from proto.control_pb2 import LearningRequest
+async def _learning(session: Session, model: str) -> tuple[LearningReply, LearningCurveReply]:
+    """The reply, and the curve of the generator's versions; of the retriever's none."""
+    from proto.control_pb2 import LearningCurveReply, LearningCurveRequest, LearningRequest
 
     async with connected(socket_path(session)) as daemon:
-        return await daemon.Learning(LearningRequest(), timeout=ANSWER_WITHIN_S)
+        reply = await daemon.Learning(LearningRequest(model=model), timeout=ANSWER_WITHIN_S)
+        if model == MODELS[0]:
+            return reply, LearningCurveReply()
+        asked = LearningCurveRequest(model=model)
+        return reply, await daemon.LearningCurve(asked, timeout=ANSWER_WITHIN_S)
 
 
 def _table(reply: LearningReply) -> Table:
@@ -61,6 +82,43 @@ def _table(reply: LearningReply) -> Table:
         otherwise = f"  (the recipe says {choice.in_recipe})" if differs else ""
         grid.add_row(choice.axis.replace("_", " "), f"{choice.value}{otherwise}")
     return grid
+
+
+def _generator_shown(console: Console, reply: LearningReply, curve: LearningCurveReply) -> None:
+    console.print(_table(reply))
+    versions: dict[int, bytes] = {}
+    figures: dict[tuple[int, str], str] = {}
+    for point in curve.points:
+        versions[point.round] = point.model_digest
+        places = {"tokens": 0, "perplexity": 2}.get(point.metric, 3)
+        figures[point.round, point.metric] = f"{point.value:,.{places}f}"
+        if point.metric == "nats":
+            figures[point.round, "triples"] = f"{point.questions}"
+    names = ("perplexity", "triples", "rouge-l-f", "cited")
+    shown = [name for name in names if any((n, name) in figures for n in versions)]
+    table = columns(">round", "version", *(f">{name}" for name in shown), "")
+    left = {one.round: one.model_digest for one in curve.unjudged if not one.pruned}
+    # Of one version several rounds may be: where nothing was learned.
+    answering = {n for n, digest in versions.items() if digest == curve.answering_digest}
+    for n in sorted(versions | left):
+        digest = versions.get(n) or left[n]
+        remark = "answers here" if n == max(answering, default=-1) else ""
+        if n not in versions:
+            remark = "not judged yet"
+        name = short(digest.hex()) if n else "base model"
+        table.add_row(str(n), name, *(figures.get((n, one), "") for one in shown), remark)
+    console.print(table)
+    tokens = figures.get((max(versions, default=0), "tokens"), "0")
+    console.print(f"Perplexities are over tokens of right answers: {tokens} in the newest row.")
+    if pruned := [one.round for one in curve.unjudged if one.pruned]:
+        which = f"round {pruned[0]}" if len(pruned) == 1 else f"rounds {pruned[0]} to {pruned[-1]}"
+        text = f"Pruned before they were judged: {len(pruned)}, of {which}."
+        console.print(plain_text(text), soft_wrap=True)
+    if len({value for (_, name), value in figures.items() if name == "triples"}) > 1:
+        text = "Rows of different triples don't compare: pairs came or went in between."
+        console.print(plain_text(text), soft_wrap=True)
+    if curve.missing:
+        console.print(plain_text(f"The newest version: {curve.missing}."), soft_wrap=True)
 
 
 # ---- what is its own is fitted --------------------------------------------------

@@ -1,4 +1,4 @@
-"""The job of the learning worker that decides which version of the generator answers here."""
+"""Jobs of the learning worker that judge the generator's versions, and choose what answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daemon.jobs.generator.training import generator_for
 from daemon.learning.generator.in_use import InUse, Judged, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.language_model import LanguageModelError
-from daemon.learning.options import EvaluationProgress
+from daemon.learning.options import EvaluationError, EvaluationProgress
 from daemon.library.passages import sentences
 from daemon.library.store import Library
 from daemon.pairs.triples import held_out_triples
@@ -28,7 +28,7 @@ from daemon.process.workers import report
 from daemon.state.versions import read_version
 
 if TYPE_CHECKING:
-    from daemon.learning.generator.encoding import Example
+    from daemon.learning.generator.encoding import Example, Lesson
     from daemon.learning.generator.generator import Generator
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
@@ -41,16 +41,18 @@ _NO_WORSE = 0.01  # of ROUGE-L
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a vector does: ``nats`` as in `Judged`, the others of each answer that was written."""
+    """How a vector does: ``nats``, ``tokens`` as in `Judged`, the others of each written answer."""
 
     nats: float
     rouge_l: tuple[float, ...]
     cited: tuple[float, ...]
+    tokens: int = 0
 
     @property
     def told(self) -> Judged:
         """In means."""
-        return Judged(self.nats, _mean(self.rouge_l), _mean(self.cited, 0.0), len(self.rouge_l))
+        rouge_l, cited = _mean(self.rouge_l), _mean(self.cited, 0.0)
+        return Judged(self.nats, rouge_l, cited, self.tokens, len(self.rouge_l))
 
     def is_better_than(self, other: Judgement) -> bool:
         """In perplexity, and no worse in what both have written, where that can be told."""
@@ -78,6 +80,7 @@ class Judge:
         self._spec = spec
         self._answer_within_s = answer_within_s
         self._examples: list[Example] = []
+        self._lessons: Sequence[Lesson] = []
 
     @property
     def has_enough(self) -> bool:
@@ -91,16 +94,10 @@ class Judge:
         """
         import torch
 
-        from daemon.learning.generator.encoding import encoded
-
-        generator, spec = self._loaded(vector), self._spec
-        taken = encoded(
-            generator.language_model, self._examples, spec.prompt_tokens, spec.answer_tokens
-        )
-        tokens = sum(len(lesson.answer) for lesson in taken.lessons)
+        generator = self._loaded(vector)
         with torch.inference_mode():
-            parts = [generator.loss(batch).item() for batch in generator.batches(taken.lessons, 8)]
-        return math.fsum(parts) / max(1, tokens)
+            parts = [generator.loss(batch).item() for batch in generator.batches(self._lessons, 8)]
+        return math.fsum(parts) / max(1, self._tokens)
 
     def judged(self, vector: Float32) -> Judgement:
         """How a vector does. Reports `EvaluationProgress` with each answer. Raises as `nats`."""
@@ -115,14 +112,23 @@ class Judge:
                 break
             rouge.append(score_text(text, [triple.answer]).figures.get("rouge-l-f", math.nan))
             cited.append(_cited_rightly(text, triple.passages))
-        return Judgement(nats, tuple(rouge), tuple(cited))
+        return Judgement(nats, tuple(rouge), tuple(cited), self._tokens)
 
     def _loaded(self, vector: Float32) -> Generator:
-        generator = generator_for(self._spec)
+        from daemon.learning.generator.encoding import encoded
+
+        generator, spec = generator_for(self._spec), self._spec
         generator.load_vector(vector)
         if not self._examples:
-            self._examples = examples_of(self.triples, generator.language_model, self._spec)
+            model = generator.language_model
+            self._examples = examples_of(self.triples, model, spec)
+            taken = encoded(model, self._examples, spec.prompt_tokens, spec.answer_tokens)
+            self._lessons = taken.lessons
         return generator
+
+    @property
+    def _tokens(self) -> int:
+        return sum(len(lesson.answer) for lesson in self._lessons)
 
     def _written(self, prompt: str) -> str | None:
         """None: it took too long."""
@@ -170,6 +176,29 @@ def choose(
         return found
     newest = judge.judged(version_of(spec, versions, digest))
     return settle(judge, spec, versions, path, Candidate(newest, digest.hex()))
+
+
+def judge(
+    spec: GeneratorSpec, library_path: Path, versions: Path, digest: bytes
+) -> tuple[Judged, int]:
+    """How one version does on this site's validation triples, and on how many.
+
+    ``digest``: b"" for the base model. Raises EvaluationError for too few of them, LibraryError,
+    VersionError, LearningError.
+    """
+    judging = Judge(spec, library_path)
+    if not judging.has_enough:
+        raise EvaluationError(too_few(len(judging.triples)))
+    values = version_of(spec, versions, digest) if digest else generator_for(spec).initial_vector()
+    return judging.judged(values).told, len(judging.triples)
+
+
+def too_few(triples: int) -> str:
+    """Why no version is judged by so many, and what to do."""
+    return (
+        f"to judge it takes {LEAST_JUDGED_BY} validation questions with answers, and "
+        f"{triples} are here: ingest pairs of split valid with answers"
+    )
 
 
 def version_of(spec: GeneratorSpec, versions: Path, digest: bytes) -> Float32:

@@ -14,7 +14,7 @@ import numpy as np
 
 from crypto.arrays import Float32
 from daemon.jobs.generator.examples import examples_of
-from daemon.jobs.generator.judging import LEAST_JUDGED_BY, Candidate, Judge, settle, version_of
+from daemon.jobs.generator.judging import Candidate, Judge, settle, too_few, version_of
 from daemon.jobs.generator.training import generator_for
 from daemon.jobs.pairs import triples_of
 from daemon.learning.generator.in_use import InUse, Judged
@@ -64,10 +64,7 @@ def personalise(
     started = time.monotonic()
     judge = Judge(spec, library_path)
     if not judge.has_enough:
-        raise TrainingError(
-            f"this site has {len(judge.triples)} validation questions with answers and needs "
-            f"{LEAST_JUDGED_BY} to judge a mixture by: ingest pairs of split valid with answers"
-        )
+        raise TrainingError(too_few(len(judge.triples)))
     shared = version_of(spec, versions, digest)
     own, loss, triples = _trained(spec, library_path, digest, shared, options)
     newest = Candidate(judge.judged(shared), digest.hex())

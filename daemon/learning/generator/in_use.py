@@ -24,12 +24,13 @@ class Judged:
     ``nats``: mean negative log-likelihood of a token of an answer; ``rouge_l``: F of what it
     writes, NaN where that is not told (hanse[eval]); ``cited``: share of written sentences that
     cite a passage and are supported by it. These two are of ``written`` answers: fewer than were
-    asked for where one took too long.
+    asked for where one took too long. ``tokens``: of all answers, that ``nats`` is over.
     """
 
     nats: float
     rouge_l: float
     cited: float
+    tokens: int = 0
     written: int = 0
 
     @property
@@ -58,6 +59,11 @@ class InUse:
     own: str = ""
     share: float = 0.0
     personalised: str = ""
+
+    @property
+    def values(self) -> InUse:
+        """What answers, and nothing of how that was judged."""
+        return InUse(version=self.version, own=self.own, share=self.share)
 
 
 def read_in_use(path: Path) -> InUse:

@@ -9,19 +9,24 @@ from pathlib import Path
 import structlog
 
 from daemon.jobs.generator import training
-from daemon.jobs.generator.judging import choose
+from daemon.jobs.generator.judging import choose, judge
 from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
-from daemon.learning.options import LearningError
+from daemon.learning.options import EvaluationError, LearningError
 from daemon.library.schema import LibraryError
 from daemon.personal.generator import drop_owns, is_usable
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
+from daemon.services.generator.history import VersionHistory
+from daemon.state.store import Store, StoreError
 from daemon.state.versions import Shapes, UnreadShapes, VersionError
 from peers.attempts import effects as do
 from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel, log_id
 
 log = structlog.get_logger()
+
+_COMING = "it has not been judged yet: it is, in the background"
+_FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, OSError)
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,21 @@ class FederatedGenerator:
         self.in_use_file = in_use
         self.in_use = InUse()
         self.last = do.Situation(0, willing=False, reason="is still starting")  # as it was told
+        self.history: VersionHistory | None = None  # None: no manifest names a generator
+        self.missing = _COMING  # why the newest version is not judged
         self.versions = Path()
         self._come = asyncio.Event()  # another version has
 
-    async def prepare(self, versions: Path, named: NamedModel | None) -> None:
+    async def prepare(
+        self, versions: Path, named: NamedModel | None, store: Store | None = None
+    ) -> None:
         """Look at the base model, if there is one; ``named``: by the manifest in force.
 
-        Raises LearningError for one that can't be trained.
+        ``store``: of its rounds. Raises LearningError for one that can't be trained.
         """
         self._named, self.versions = named, versions
+        if named is not None and store is not None:
+            self.history = VersionHistory(store, versions, named.first)
         self.use(await asyncio.to_thread(read_in_use, self.in_use_file))
         if not self.spec.base_model:
             return
@@ -126,12 +137,14 @@ class FederatedGenerator:
         self._come.set()
 
     async def run(self) -> None:
-        """Judge each version that comes, the newest only, until cancelled."""
+        """Judge each version that comes, until cancelled: the newest first, so that it answers."""
         while True:
             await self._come.wait()
             self._come.clear()
             if self._to_judge:
                 await logged(self._judge(self._wanted_digest))
+            if self.history is not None and not self.lacking:
+                await logged(self._judge_others(self.history))
 
     @property
     def _to_judge(self) -> bool:
@@ -145,11 +158,33 @@ class FederatedGenerator:
                 choose,
                 *(self.spec, self.library, self.versions, digest, self.in_use_file),
             )
-        except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
+        except _FAILURES as error:
             log.warning("a generator's version could not be judged", cause=str(error))
             return
         self.use(found)
         log.info("a generator's version was judged", judged=found.judged, answers=found.version)
+        if self.history is not None and found.base is not None and found.newest is not None:
+            for one, judged in ((self.history.first, found.base), (digest, found.newest)):
+                await asyncio.to_thread(self.history.file, one, judged, found.triples)
+
+    async def _judge_others(self, history: VersionHistory) -> None:
+        """What is here and was not judged: when it came there was too little to judge by, say."""
+        self.missing = _COMING
+        here = [one for one in await asyncio.to_thread(history.unjudged) if not one.pruned]
+        for one in reversed(here):
+            if self._come.is_set():  # a newer one may have
+                return
+            digest = one.model_digest if one.round else b""
+            known = (self.spec, self.library, self.versions, digest)
+            try:
+                judged, triples = await self._learning.run(judge, *known)
+                await asyncio.to_thread(history.file, one.model_digest, judged, triples)
+            except EvaluationError as error:
+                self.missing = str(error)
+                return
+            except (*_FAILURES, StoreError) as error:
+                self.missing = str(error)
+                log.warning("a generator's version could not be judged", cause=str(error))
 
     def use(self, in_use: InUse) -> None:
         """What answers from now on, as a job of the worker has written it."""

@@ -40,6 +40,51 @@ def test_learning_tells_choices_and_the_tier_with_its_reason(
     assert "last run        hanse" in shown
 
 
+def test_a_generators_versions_are_shown_by_round(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    said = fedctl("learning", "--model", "generator")
+    assert (said.code, said.err) == (0, "")
+    assert [one.model for one in daemon.asked[-2:]] == ["generator"] * 2
+    rows = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert "recipe pfedrag" in rows
+    table = rows[rows.index("round version perplexity triples rouge-l-f") + 1 :]
+    assert [row for row in table if row[:1].isdigit()] == [
+        "0 base model 244.69 16 0.550",
+        f"2 {daemon.generator_curve.answering_digest.hex()[:12]} 9.49 16 0.225 answers here",
+    ]
+    assert "Perplexities are over tokens of right answers: 1,234 in the newest row." in rows
+    assert "Pruned before they were judged: 1, of round 1." in rows
+    assert "don't compare" not in said.out
+    plain = fedctl("learning", "--model", "generator", "--json").object
+    assert [one["round"] for one in plain["curve"]["points"]] == [0] * 4 + [2] * 4
+    assert plain["curve"]["unjudged"][0]["pruned"] is True
+    assert "curve" not in fedctl("learning", "--json").object
+
+    curve = daemon.generator_curve
+    curve.missing = "it has not been judged yet: it is, in the background"
+    curve.unjudged.add(round=3, model_digest=b"\x03" * 32)
+    for point in curve.points[4:]:
+        point.questions += 1
+    shown = " ".join(fedctl("learning", "--model", "generator").out.split())
+    assert "3 030303030303 not judged yet" in shown
+    assert "Rows of different triples don't compare" in shown
+    assert "The newest version: it has not been judged yet" in shown
+    # Until a version does better here the base model answers.
+    curve.answering_digest = curve.points[0].model_digest
+    shown = " ".join(fedctl("learning", "--model", "generator").out.split())
+    assert "0 base model 244.69 16 0.550 answers here" in shown
+
+
+def test_without_any_judged_version_it_is_said_what_is_lacking(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    del daemon.generator_curve.points[:]
+    daemon.generator_curve.missing = "to judge it takes 10 validation questions: ingest some"
+    said = fedctl("learning", "--model", "generator")
+    assert (said.code, said.out) == (1, "")
+    assert "no version of the generator is judged here: to judge it takes 10" in said.err
+    assert fedctl("learning", "--model", "reader").code == Exit.USAGE
+
+
 def test_train_asks_for_the_recipe_and_the_choices_that_were_typed(
     fedctl: Fedctl, daemon: CannedDaemon
 ) -> None:

@@ -17,16 +17,19 @@ from config.recipes import ServerOptions
 from crypto.arrays import Float32
 from crypto.quantize import LOSS_BOUND
 from daemon.answering import transformers_model
+from daemon.answering.citations import support_of
 from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.jobs.generator import training as jobs
 from daemon.jobs.generator.examples import examples_of
-from daemon.jobs.generator.judging import choose
+from daemon.jobs.generator.judging import choose, judge
+from daemon.learning.generator.encoding import encoded
 from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.generator.triples import Triple
 from daemon.learning.language_model import LanguageModelError
 from daemon.learning.options import (
     EpochProgress,
+    EvaluationError,
     GeneratorLoad,
     LearningError,
     TrainingError,
@@ -36,6 +39,7 @@ from daemon.learning.options import (
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document, Pair, Reference
 from daemon.library.store import Library
+from daemon.pairs.triples import held_out_triples
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.support.small_models import small_generator
@@ -266,6 +270,42 @@ def test_with_too_few_questions_to_judge_by_the_base_model_answers(site: Site) -
     first = jobs.write_initial_version(site.spec, site.versions)
     found = choose(site.spec, site.library, site.versions, first, path)
     assert found == InUse(triples=1), "as soon as there are more it is judged"
+
+
+def test_a_version_is_judged_by_all_tokens_of_the_right_answers(judging: Site) -> None:
+    """By hand: the mean over tokens is what the sum over batches of one is, whatever a batch."""
+    site = judging
+    shape = jobs.describe(site.spec).shape_manifest.digest
+    first = jobs.write_initial_version(site.spec, site.versions)
+    start = read_version(site.versions, first, shape)
+    trained = version_of(site, start + site.train(first)[1][:-1])
+    base, triples = judge(site.spec, site.library, site.versions, b"")
+    assert triples == 2 * len(PAIRS)
+    assert judge(site.spec, site.library, site.versions, first) == (base, triples)
+    learned, _ = judge(site.spec, site.library, site.versions, trained)
+    assert learned.nats < base.nats
+    generator = jobs.generator_for(site.spec)
+    with Library.open(site.library) as library:
+        held_out = held_out_triples(library, support_of)
+    examples = examples_of(held_out, generator.language_model, site.spec)
+    lessons = encoded(
+        generator.language_model, examples, site.spec.prompt_tokens, site.spec.answer_tokens
+    ).lessons
+    generator.load_vector(start)
+    sums = [generator.loss(batch).item() for batch in generator.batches(lessons, 1)]
+    assert base.tokens == sum(len(lesson.answer) for lesson in lessons)
+    assert base.nats == pytest.approx(sum(sums) / base.tokens, rel=1e-5)
+    # It is what `choose` says of it, too: a version is judged once.
+    found = choose(site.spec, site.library, site.versions, trained, site.folder / "in_use.json")
+    assert (found.base, found.newest) == (base, learned)
+
+
+def test_too_few_questions_to_judge_by_are_told_with_the_remedy(site: Site) -> None:
+    site.fill([], [replace(PAIRS[0], query="say it", split="valid")])
+    with pytest.raises(EvaluationError, match="and 1 are here: ingest pairs of split valid"):
+        judge(site.spec, site.library, site.versions, b"")
+    with pytest.raises(LearningError, match=r"set generator\.base_model"):
+        jobs.generator_for(GeneratorSpec())
 
 
 def noted(**changed: Any) -> bytes:

@@ -163,8 +163,64 @@ async def test_two_models_are_trained_beside_each_other(tmp_path: Path) -> None:
         assert not [text for text in texts if text.encode() in tapes]
         assert not [half for half in halves if half in tapes]
         assert not [half for name in SITES[:1] for half in personal_of(live.sites[name])]
+        await its_versions_are_judged(live.sites["alder"], generator)
+        code, _, err = await fedctl(witness, "learning", "--model", GENERATOR)
+        assert (code, "Name its base model under [generator]" in err) == (1, True)
+        code, _, err = await fedctl(witness, "eval", "--answers", "--generator", "base")
+        assert (code, "has no base model to answer with" in err) == (1, True)
         losses = [one.report.mean_loss for one in await live.sites["alder"].rounds(GENERATOR)]
         assert losses[1] < losses[0], "it learns to answer"
+
+
+async def its_versions_are_judged(site: LiveSite, newest: bytes) -> None:
+    """By round, once there are enough questions of the site's own; and asked for answers."""
+    code, _, err = await fedctl(site, "learning", "--model", GENERATOR)
+    assert (code, "10 validation questions with answers" in err) == (1, True)
+    pairs = [
+        control.Pair(
+            query=f"pray, {pair.query}",
+            positives=pair.positives,
+            split="valid",
+            reference=pair.reference,
+        )
+        for pair in site.corpus.pairs
+        if pair.split == "train"
+    ]
+    async for _ in site.stub.Ingest(iter([control.IngestRequest(pairs=pairs)]), timeout=60):
+        pass
+    async with asyncio.timeout(300):
+        asked = control.LearningCurveRequest(model=GENERATOR)
+        while (await site.stub.LearningCurve(asked)).unjudged:
+            await asyncio.sleep(0.2)
+    code, out, err = await fedctl(site, "learning", "--model", GENERATOR, "--json")
+    assert code == 0, err
+    curve = json.loads(out)["curve"]
+    nats = {one["round"]: one["value"] for one in curve["points"] if one["metric"] == "nats"}
+    assert sorted(nats) == [0, 1, 2], "the base model first"
+    assert nats[2] != nats[0]
+    digests = {one["round"]: one["model_digest"] for one in curve["points"]}
+    assert (digests[2], curve["answering_digest"] in digests.values()) == (newest.hex(), True)
+    words = ("eval", "--answers", "--split", "valid", "--generator", "base", "--generator", "2")
+    code, out, err = await fedctl(site, *words, "--json")
+    assert code == 0, err
+    base = json.loads(out)
+    (other,) = base["compared"]
+    assert (base["generator"], base["generator_digest"]) == ("base", "")
+    assert (other["generator"], other["generator_round"]) == ("federated", 2)
+    assert other["generator_digest"] == newest.hex()
+    perplexities = [
+        {one["metric"]: one["mean"] for one in each["figures"]} for each in (base, other)
+    ]
+    ratio = {one["metric"]: one["mean"] for one in other["over_first"]}["ppl-reference"]
+    assert ratio == pytest.approx(
+        perplexities[1]["ppl-reference"] / perplexities[0]["ppl-reference"]
+    )
+    assert ratio != 1.0
+    code, _, err = await fedctl(site, "eval", "--answers", "--generator", "7")
+    assert (code, "has no round 7: its newest here is 2" in err) == (1, True)
+    for shown in (("learning", "--model", GENERATOR), words):
+        code, out, _ = await fedctl(site, *shown)
+        print(out)
 
 
 @pytest.mark.parametrize(

@@ -44,28 +44,40 @@ _SO_FAR_WITHIN_S = 120.0  # one question may still be under way
 
 
 def evaluate_answers(
-    session: Session, split: str, metric: Sequence[str] | None, out: Path | None, *, force: bool
+    session: Session,
+    split: str,
+    metric: Sequence[str] | None,
+    generators: Sequence[str],
+    out: Path | None,
+    *,
+    force: bool,
 ) -> Exit:
     """Judge answers; after Ctrl-C those that there are, with exit code 3."""
     from proto.control_pb2 import EvaluateAnswersRequest
 
     place = None if out is None else free_place(out, replace=force)
     answers: list[JudgedAnswer] = []
-    asked = EvaluateAnswersRequest(split=split, tell_answers=place is not None)
+    asked = EvaluateAnswersRequest(
+        split=split, tell_answers=place is not None, generators=generators
+    )
     try:
         reply = run(_judged(session, asked, answers.append))
     except KeyboardInterrupt:
         reply = _so_far(session)
     if place is not None:
         save(place, as_plain(reply), map(as_plain, answers), replace=force)
-    wanted = wanted_of(metric, [figure.metric for figure in reply.figures], SHOWN)
+    replies = (reply, *reply.compared)
+    known = [figure.metric for one in replies for figure in one.figures]
+    wanted = wanted_of(metric, known, SHOWN)
     plain = as_plain(reply)
     if metric:
-        for some in (plain, *plain["by_label"]):
-            some["figures"] = [one for one in some["figures"] if one["metric"] in wanted]
-    of_labels = wanted if metric else [name for name in _SHOWN_OF_LABELS if name in wanted]
-    session.result(plain, lambda console: _answers_shown(console, reply, wanted, of_labels))
-    return Exit.PARTLY if reply.partial or reply.failed else Exit.OK
+        of_labels = [one for each in (plain, *plain["compared"]) for one in each["by_label"]]
+        for some in (plain, *plain["compared"], *of_labels):
+            for name in some.keys() & {"figures", "over_first"}:
+                some[name] = [one for one in some[name] if one["metric"] in wanted]
+    labelled = wanted if metric else [name for name in _SHOWN_OF_LABELS if name in wanted]
+    session.result(plain, lambda console: _all_shown(console, reply, wanted, labelled))
+    return Exit.PARTLY if any(one.partial or one.failed for one in replies) else Exit.OK
 
 
 def evaluate_abstention(session: Session, split: str) -> Exit:
@@ -122,6 +134,43 @@ async def _judged(
     return step.result
 
 
+def _all_shown(
+    console: Console, reply: EvaluateAnswersReply, wanted: Sequence[str], of_labels: Sequence[str]
+) -> None:
+    _answers_shown(console, reply, wanted, of_labels)
+    for one in reply.compared:
+        console.print()
+        _answers_shown(console, one, wanted, of_labels)
+        if not one.over_first:
+            continue
+        console.print(plain_text(f"To {_writer(reply)}, paired by question:"), soft_wrap=True)
+        table = columns("metric", ">difference", "95 %", "")
+        for name in wanted:
+            for f in one.over_first:
+                if f.metric == name:
+                    table.add_row(name, *_difference(f))
+        console.print(table)
+
+
+def _difference(f: AnswerFigure) -> tuple[str, str, str]:
+    remark = "less is better" * f.lower_is_better
+    if f.metric.startswith("ppl-"):
+        return f"×{f.mean:.3f}", f"×{f.low:.3f} to ×{f.high:.3f}", remark
+    return f"{f.mean:+.3f}", f"{f.low:+.3f} to {f.high:+.3f}", remark
+
+
+def _writer(reply: EvaluateAnswersReply) -> str:
+    """The generator, and which version of it."""
+    if reply.generator_digest:
+        version = short(reply.generator_digest.hex())
+        said = f"{reply.generator}, version {version} of round {reply.generator_round}"
+        share = reply.generator_share
+        return f"{said}, {share:.0%} of this site's own half" if share else said
+    if reply.generator == "federated":
+        return "federated, the base model (no version does better here)"
+    return "base model" if reply.generator == "base" else reply.generator
+
+
 def _answers_shown(
     console: Console, reply: EvaluateAnswersReply, wanted: Sequence[str], of_labels: Sequence[str]
 ) -> None:
@@ -137,7 +186,7 @@ def _answers_shown(
         *([("asked before", f"{reply.asked_before}")] if reply.asked_before else []),
         ("left out", f"{reply.without_answer}, whose pairs say no right answer"),
         ("no answer", f"{reply.unanswered}, which count as answered with nothing"),
-        ("generator", reply.generator),
+        ("generator", _writer(reply)),
         ("model version", short(reply.model_digest.hex())),
         ("took", duration(reply.seconds)),
     ):

@@ -75,6 +75,16 @@ _Answers = Annotated[
         "`fedctl ask` asks it. Ctrl-C shows the figures of those that were.",
     ),
 ]
+_Generators = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--generator",
+        metavar="base|federated|ROUND",
+        help="With --answers: who writes them, the base model of [generator], the version that "
+        "does best here, or that of a round. Given again, it is compared with the first on the "
+        "same questions. Default: as the settings have it.",
+    ),
+]
 _Abstention = Annotated[
     bool,
     typer.Option(
@@ -123,6 +133,7 @@ def evaluate(
     metric: Metric = None,
     history: _History = False,
     answers: _Answers = False,
+    generator: _Generators = None,
     abstention: _Abstention = False,
     save: _Save = None,
     force: _Force = False,
@@ -143,11 +154,11 @@ def evaluate(
         "--abstention": abstention,
         "--rate": bool(rate_files),
     }
-    _not_together([name for name, said in chosen.items() if said], save)
+    _not_together([name for name, said in chosen.items() if said], save, generator or [])
     if rate_files:
         return rate(session, rate_files, ratings, rater, results=results)
     if answers:
-        return evaluate_answers(session, split or "", metric, save, force=force)
+        return evaluate_answers(session, split or "", metric, generator or [], save, force=force)
     if abstention:
         return evaluate_abstention(session, split or "")
     if history:
@@ -170,13 +181,19 @@ def evaluate(
     return None
 
 
-def _not_together(chosen: Sequence[str], save: Path | None) -> None:
+def _not_together(chosen: Sequence[str], save: Path | None, generators: Sequence[str]) -> None:
     if len(chosen) > 1:
         cause = f"{' and '.join(chosen)} are two different questions"
         raise CommandError(cause, "Give one of them", exit_code=Exit.USAGE)
     if save is not None and "--answers" not in chosen:
         cause = "there are no answers to save"
         raise CommandError(cause, "Give --answers, too", exit_code=Exit.USAGE)
+    if generators and "--answers" not in chosen:
+        cause = "there are no answers for --generator to write"
+        raise CommandError(cause, "Give --answers, too", exit_code=Exit.USAGE)
+    if save is not None and len(generators) > 1:
+        cause = "a file keeps the answers of one generator"
+        raise CommandError(cause, "Give --generator once with --save", exit_code=Exit.USAGE)
 
 
 async def _evaluate(session: Session, split: str) -> EvaluateReply:

@@ -81,6 +81,59 @@ def judged(daemon: CannedDaemon) -> control.EvaluateAnswersReply:
     return daemon.judged_answers
 
 
+def test_generators_are_compared_on_the_same_questions(said: Said, daemon: CannedDaemon) -> None:
+    first = judged(daemon)
+    first.generator = "base"
+    copied = control.EvaluateAnswersReply.FromString(first.SerializeToString())
+    first.compared.append(copied)
+    (other,) = first.compared
+    other.generator, other.generator_round = "federated", 4
+    other.generator_digest = b"\xab" * 32
+    other.over_first.add(metric="token-f1", mean=0.125, low=-0.25, high=0.5)
+    other.over_first.add(metric="rouge-1-f", mean=0.5, low=0.25, high=0.75)
+    for one in (first, other):
+        one.figures.add(metric="ppl-reference", mean=8, low=4, high=16, lower_is_better=True)
+    other.over_first.add(
+        metric="ppl-reference", mean=0.5, low=0.25, high=0.75, lower_is_better=True
+    )
+    words = ("eval", "--answers", "--generator", "base", "--generator", "4")
+    code, out, err = said(*words)
+    assert (code, err) == (0, "")
+    assert list(daemon.asked[-1].generators) == ["base", "4"]
+    shown = lines(out)
+    assert "generator      base model" in shown
+    assert "generator      federated, version abababababab of round 4" in shown
+    assert "To base model, paired by question:" in shown
+    rows = [line.split() for line in shown]
+    assert ["token-f1", "+0.125", "-0.250", "to", "+0.500"] in rows
+    assert ["ppl-reference", "×0.500", "×0.250", "to", "×0.750", "less", "is", "better"] in rows
+    assert all(len(line) <= 80 for line in out.splitlines())
+    plain = json.loads(said(*words, "--metric", "rouge-1-f", "--json")[1])
+    (one,) = plain["compared"]
+    assert (one["generator"], one["generator_digest"]) == ("federated", "ab" * 32)
+    assert [each["metric"] for each in one["over_first"]] == ["rouge-1-f"]
+    other.partial = "it was given up"
+    assert said(*words)[0] == Exit.PARTLY
+    first.generator = "federated"
+    shown = lines(said("eval", "--answers")[1])
+    assert "generator      federated, the base model (no version does better here)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--generator", "base"], "there are no answers for --generator to write"),
+        (
+            ["--answers", "--save", "a.jsonl", "--generator", "base", "--generator", "2"],
+            "a file keeps the answers of one generator",
+        ),
+    ],
+)
+def test_a_generator_goes_with_answers_alone(said: Said, words: list[str], cause: str) -> None:
+    code, out, err = said("eval", *words)
+    assert (code, out, cause in err) == (Exit.USAGE, "", True)
+
+
 def test_what_failed_is_told_with_its_cause_and_first_questions(
     said: Said, daemon: CannedDaemon
 ) -> None:
