@@ -166,7 +166,7 @@ def test_too_few_to_judge_by_is_said_before_anything_is_trained(
     site.fill(DOCUMENTS, PAIRS)
     site.fill([], [*asked_as("say", "valid"), *asked_as("tell me", "valid")][:valid])
     first = jobs.write_initial_version(site.spec, site.versions)
-    with pytest.raises(TrainingError, match=rf"has {valid} validation questions .* needs 10 to"):
+    with pytest.raises(TrainingError, match=rf"takes 10 .* and {valid} are here"):
         site.personalise(first)
     assert not site.path.exists()
 
