@@ -93,7 +93,7 @@ async def test_who_lacks_something_is_told_what(spec: GeneratorSpec, tmp_path: P
         with pytest.raises(LearningError, match="no version of the generator yet"):
             await personaliser(generator, worker).personalise(lambda _: None)
         generator.adopt(first)
-        with pytest.raises(TrainingError, match="takes 10 .* and 0 are here"):
+        with pytest.raises(TrainingError, match=r"takes 10 .* and 0 are here"):
             await personaliser(generator, worker).personalise(lambda _: None)
     finally:
         await worker.stop()
