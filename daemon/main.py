@@ -181,7 +181,7 @@ class Daemon:
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(collection.run()),
                 group.create_task(curve.run()),
-                group.create_task(generator.run()),
+                group.create_task(generator.run(one.protocol for one in drivers.values())),
                 *(
                     group.create_task(worker.stop_when_idle(self._settings.workers.idle_stop_s))
                     for worker in (workers.learning, workers.sharing)

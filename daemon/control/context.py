@@ -47,7 +47,9 @@ from daemon.state.audit import Action, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.people import lies_in
 from daemon.state.privacy_ledger import LedgerError
+from daemon.state.store import StoreError
 from daemon.state.tokens import TokenError, TokenRefused, Tokens
+from daemon.state.versions import VersionError
 from peers.rounds.runs import RunRefused
 from peers.wire.bounds import Rule, rule_for
 from peers.wire.errors import RemoteProtocolError
@@ -65,6 +67,8 @@ _REFUSALS = (
     LearningError,
     LibraryError,
     LedgerError,
+    StoreError,
+    VersionError,
     TokenError,
     TokenRefused,
     WorkerCrashed,

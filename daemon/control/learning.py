@@ -61,7 +61,9 @@ class LearningCalls(Calls):
         """How this site learns, and what became of what is its own."""
         if request.model == GENERATOR:
             driver = await self._trained_here(context)
-            return await asyncio.to_thread(_generator_reply, self._around, driver)
+            told = asyncio.to_thread(_generator_reply, self._around, driver)
+            generator_reply: control.LearningReply = await self._answered(context, told)
+            return generator_reply
         reply: control.LearningReply = await self._answered(
             context, asyncio.to_thread(_learning_reply, self._around)
         )
@@ -366,10 +368,14 @@ def _generator_reply(around: ServiceContext, driver: Driver) -> control.Learning
     own, run = around.settings.generator, driver.protocol.run
     generator = around.generator
     served, history = generator.served_digest, generator.history
-    version = "the base model: no version does better on this site's validation questions"
+    version = "the base model: no version is judged yet"
+    if generator.in_use.judged:
+        version = "the base model: no version does better on this site's validation questions"
     if served:
         round_ = history.round_of(served) if history is not None else 0
         version = f"version {served.hex()[:12]} of round {round_}"
+        if share := generator.in_use.share:
+            version = f"{version}, {share:.0%} of it this site's own half"
     set_here = around.settings.retrieval.generator
     if set_here != FEDERATED:
         version = f"{version}; not asked: retrieval.generator is {set_here!r}"

@@ -262,7 +262,7 @@ def _trained(made: PersonalisedGenerator) -> control.PersonaliseProgress:
         pairs_judged=used.triples,
         mrr_before=math.nan,
         mrr_after=math.nan,
-        changed=bool(used.own),
+        changed=made.answers,
         own_share=made.share,
         answers_with=f"{version}{own}",
         seconds=made.seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from daemon.learning.generator.in_use import InUse
 from daemon.learning.options import LearningError, TrainingOptions
 
 DELTA = 1e-5
@@ -44,9 +45,9 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Began:
-    """The version that training begins with: its digest, and what people call it."""
+    """What training begins with: a version or a mixture, and what people call it."""
 
-    digest: bytes
+    values: InUse
     name: str
 
 

@@ -57,6 +57,8 @@ def keep_own(spec: GeneratorSpec, shape_digest: bytes, own: Float32) -> bytes:
 
 def drop_owns(spec: GeneratorSpec, *but: str) -> None:
     """Drop the halves that are kept, but those of these digests (hex; "": none)."""
+    if not spec.personal_folder:
+        return
     folder = Path(spec.personal_folder)
     kept = {version_path(folder, bytes.fromhex(digest)) for digest in but if digest}
     for path in folder.glob("*.safetensors"):

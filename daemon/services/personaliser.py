@@ -27,6 +27,7 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import PersonalStore
+from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.negatives import Asking, AskOptions
@@ -132,14 +133,16 @@ class Personaliser:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if not self._on:
-                continue
-            try:
-                await self._after_a_run(self._collection.wanted)
-            except _FAILURES as error:
-                log.warning("nothing of this site's own was made", cause=str(error))
-            except AuditError as error:
-                log.error("nothing of this site's own without a record", cause=str(error))  # noqa: TRY400
+            if self._on:
+                await logged(self._unasked())
+
+    async def _unasked(self) -> None:
+        try:
+            await self._after_a_run(self._collection.wanted)
+        except _FAILURES as error:
+            log.warning("nothing of this site's own was made", cause=str(error))
+        except AuditError as error:
+            log.error("nothing of this site's own without a record", cause=str(error))  # noqa: TRY400
 
     async def _after_a_run(self, digest: bytes) -> None:
         await self._collection.until_served(digest)
@@ -226,12 +229,24 @@ class Personaliser:
         return Fitting(learned, asking)
 
 
+class RunGoesFirstError(LearningError):
+    """A run began while something else was at work for which training must not wait."""
+
+
+async def until_idle(protocols: Iterable[Protocol]) -> None:
+    """Wait until no run is under way."""
+    watched = list(protocols)
+    # A machine without IO tells nobody: it is asked.
+    while any(one.busy for one in watched):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
 async def giving_way(
     work: Coroutine[Any, Any, Outcome], learning: Worker, protocols: Iterable[Protocol]
 ) -> Outcome:
     """The result of a job of ``learning``, unless a run begins: that goes first, others wait.
 
-    Raises LearningError then; and what the work does.
+    Raises RunGoesFirstError then; and what the work does.
     """
     watched = list(protocols)
     task = asyncio.create_task(work)
@@ -239,9 +254,8 @@ async def giving_way(
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_EVERY_S)
             if any(one.busy for one in watched) and not task.done():
-                raise LearningError(
-                    "a round of training began, and goes first; this site is fitted when the "
-                    "run is over, or with `fedctl personalise`"
+                raise RunGoesFirstError(
+                    "a run of rounds is under way, and goes first: this comes when it is over"
                 )
         return await task
     finally:

@@ -232,7 +232,8 @@ def settle(
         candidates.insert(0, kept)
     best = base
     for candidate in candidates:
-        if candidate.judgement.is_better_than(best.judgement):
+        # Than the base model, too: what may be lost in writing is not to add up, step by step.
+        if all(candidate.judgement.is_better_than(one.judgement) for one in (base, best)):
             best = candidate
     found = InUse(
         best.version,

@@ -57,9 +57,9 @@ from daemon.memorisation.canaries import (
     exposure_by_chance,
     is_written,
 )
+from daemon.personal.generator import vector_in_use
 from daemon.process.chat_client import Sampling
 from daemon.process.workers import report
-from daemon.state.versions import read_version
 
 if TYPE_CHECKING:
     from daemon.learning.generator.encoding import Lesson
@@ -102,7 +102,7 @@ def audit_memory(
     start = generator.initial_vector()
     rows = [audit.row("base model", start)]
     if began is not None:
-        start = read_version(versions, began.digest, generator.shape_manifest.digest)
+        start = vector_in_use(began.values, spec, versions, generator.shape_manifest.digest)
         rows.append(audit.row(began.name, start))
     rows += audit.trained(start)
     made = Memorisation(

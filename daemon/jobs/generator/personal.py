@@ -35,7 +35,8 @@ class PersonalisedGenerator:
 
     ``epochs`` passes over ``triples``, with a mean ``loss`` in the last one (nats a token).
     ``share``: of the own half, where a mixture with it does better than the version that it was
-    trained from; 0: none does. ``mixture``: how that one does; None: there is none.
+    trained from; 0: none does. ``mixture``: how that one does; None: there is none. ``answers``:
+    whether that is what answers now, and not what did before.
     """
 
     in_use: InUse
@@ -44,6 +45,7 @@ class PersonalisedGenerator:
     triples: int
     share: float
     mixture: Judged | None
+    answers: bool
     seconds: float
 
 
@@ -73,13 +75,15 @@ def personalise(
         # Before it is named as what answers: a half that nothing names is dropped next time.
         half = keep_own(spec, generator_for(spec).shape_manifest.digest, own)
         mixture = replace(mixture, own=half.hex())
+    in_use = settle(judge, spec, versions, path, newest, mixture, personalised=digest.hex())
     return PersonalisedGenerator(
-        in_use=settle(judge, spec, versions, path, newest, mixture, personalised=digest.hex()),
+        in_use=in_use,
         epochs=options.local_epochs,
         loss=loss,
         triples=triples,
         share=mixture.share if mixture else 0.0,
         mixture=mixture.judgement.told if mixture else None,
+        answers=mixture is not None and in_use.own == mixture.own,
         seconds=time.monotonic() - started,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +19,17 @@ from daemon.personal.generator import drop_owns, is_usable
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.generator.history import VersionHistory
+from daemon.services.personaliser import RunGoesFirstError, giving_way, until_idle
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import Shapes, UnreadShapes, VersionError
 from peers.attempts import effects as do
+from peers.rounds.protocol import Protocol
 from peers.wire.manifest import GENERATOR, FederationManifest, NamedModel, log_id
 
 log = structlog.get_logger()
 
 _COMING = "it has not been judged yet: it is, in the background"
-_FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, OSError)
+_FAILURES = (LearningError, LibraryError, VersionError, StoreError, WorkerCrashed, OSError)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class FederatedGenerator:
         self.missing = _COMING  # why the newest version is not judged
         self.versions = Path()
         self._come = asyncio.Event()  # another version has
+        self._protocols: tuple[Protocol, ...] = ()  # whose runs go first
 
     async def prepare(
         self, versions: Path, named: NamedModel | None, store: Store | None = None
@@ -136,10 +140,16 @@ class FederatedGenerator:
         self._wanted_digest = model_digest
         self._come.set()
 
-    async def run(self) -> None:
-        """Judge each version that comes, until cancelled: the newest first, so that it answers."""
+    async def run(self, protocols: Iterable[Protocol] = ()) -> None:
+        """Judge each version that comes, until cancelled: the newest first, so that it answers.
+
+        While a run of ``protocols`` is under way nothing is judged, for all that train do so in
+        the same worker.
+        """
+        self._protocols = tuple(protocols)
         while True:
             await self._come.wait()
+            await until_idle(self._protocols)
             self._come.clear()
             if self._to_judge:
                 await logged(self._judge(self._wanted_digest))
@@ -153,38 +163,41 @@ class FederatedGenerator:
         return self._wanted_digest.hex() not in known and not self.lacking
 
     async def _judge(self, digest: bytes) -> None:
+        known = (self.spec, self.library, self.versions, digest, self.in_use_file)
         try:
-            found = await self._learning.run(
-                choose,
-                *(self.spec, self.library, self.versions, digest, self.in_use_file),
-            )
+            work = self._learning.run(choose, *known)
+            found = await giving_way(work, self._learning, self._protocols)
+            self.use(found)
+            if found.base is None or found.newest is None:
+                return
+            log.info("a generator's version was judged", judged=found.judged, answers=found.version)
+            if self.history is not None:
+                for one, judged in ((self.history.first, found.base), (digest, found.newest)):
+                    await asyncio.to_thread(self.history.file, one, judged, found.triples)
+        except RunGoesFirstError:
+            self._come.set()
         except _FAILURES as error:
             log.warning("a generator's version could not be judged", cause=str(error))
-            return
-        self.use(found)
-        log.info("a generator's version was judged", judged=found.judged, answers=found.version)
-        if self.history is not None and found.base is not None and found.newest is not None:
-            for one, judged in ((self.history.first, found.base), (digest, found.newest)):
-                await asyncio.to_thread(self.history.file, one, judged, found.triples)
 
     async def _judge_others(self, history: VersionHistory) -> None:
         """What is here and was not judged: when it came there was too little to judge by, say."""
         self.missing = _COMING
-        here = [one for one in await asyncio.to_thread(history.unjudged) if not one.pruned]
-        for one in reversed(here):
-            if self._come.is_set():  # a newer one may have
-                return
-            digest = one.model_digest if one.round else b""
-            known = (self.spec, self.library, self.versions, digest)
-            try:
-                judged, triples = await self._learning.run(judge, *known)
+        try:
+            here = [one for one in await asyncio.to_thread(history.unjudged) if not one.pruned]
+            for one in reversed(here):
+                if self._come.is_set():  # a newer one may have
+                    return
+                digest = one.model_digest if one.round else b""
+                work = self._learning.run(judge, self.spec, self.library, self.versions, digest)
+                judged, triples = await giving_way(work, self._learning, self._protocols)
                 await asyncio.to_thread(history.file, one.model_digest, judged, triples)
-            except EvaluationError as error:
-                self.missing = str(error)
-                return
-            except (*_FAILURES, StoreError) as error:
-                self.missing = str(error)
-                log.warning("a generator's version could not be judged", cause=str(error))
+        except RunGoesFirstError:
+            self._come.set()
+        except EvaluationError as error:
+            self.missing = str(error)
+        except _FAILURES as error:
+            self.missing = str(error)
+            log.warning("a generator's version could not be judged", cause=str(error))
 
     def use(self, in_use: InUse) -> None:
         """What answers from now on, as a job of the worker has written it."""

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from daemon.jobs.generator.memory import audit_memory
+from daemon.learning.generator.in_use import InUse
 from daemon.learning.options import TrainingOptions
 from daemon.memorisation.audit import (
     USUAL_NOISES,
@@ -68,7 +69,7 @@ class MemoryAudit:
             yield control.AuditMemoryProgress(step="done", fraction=1.0, result=result)
 
     async def _began(self) -> Began | None:
-        """The version that answers, else the newest; None: there is only the base model."""
+        """What answers, else the newest version; None: there is only the base model."""
         generator = self._generator
         if generator.own is None:
             raise MemorisationError(
@@ -76,13 +77,14 @@ class MemoryAudit:
                 "language model, and restart fedd"
             )
         if generator.served_digest:
-            return Began(generator.served_digest, "version in use")
+            values = generator.in_use.values
+            return Began(values, "mixture in use" if values.own else "version in use")
         newest, own = generator.wanted, generator.own
         if newest in (b"", own.name.first) or not await asyncio.to_thread(
             is_sound, self._versions, newest, own.shapes.digest
         ):  # none was trained, or it is of another base model, or still on its way
             return None
-        return Began(newest, "newest version")
+        return Began(InUse(newest.hex()), "newest version")
 
 
 def options_of(
@@ -102,4 +104,6 @@ def options_of(
 
 def message_of(found: Memorisation, began: Began | None) -> control.MemoryAudit:
     """The audit's figures: the message's fields have the dataclass's names."""
-    return control.MemoryAudit(**asdict(found), model_digest=began.digest if began else b"")
+    return control.MemoryAudit(
+        **asdict(found), model_digest=bytes.fromhex(began.values.version) if began else b""
+    )

@@ -17,9 +17,10 @@ import structlog
 from daemon.jobs.generator.personal import PersonalisedGenerator, personalise
 from daemon.learning.options import LearningError, TrainingOptions
 from daemon.library.schema import LibraryError
+from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.generator.generator import FederatedGenerator
-from daemon.services.personaliser import giving_way
+from daemon.services.personaliser import giving_way, until_idle
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.versions import VersionError
@@ -64,14 +65,17 @@ class GeneratorPersonaliser:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if not self._is_due:
-                continue
-            try:
-                await self._after_a_run()
-            except _FAILURES as error:
-                log.warning("no half of this site's own of the generator", cause=str(error))
-            except AuditError as error:
-                log.error("the audit log takes no record", cause=str(error))  # noqa: TRY400
+            await until_idle(self._protocols.values())
+            if self._is_due:
+                await logged(self._unasked())
+
+    async def _unasked(self) -> None:
+        try:
+            await self._after_a_run()
+        except _FAILURES as error:
+            log.warning("no half of this site's own of the generator", cause=str(error))
+        except AuditError as error:
+            log.error("the audit log takes no record", cause=str(error))  # noqa: TRY400
 
     @property
     def _is_due(self) -> bool:
@@ -144,7 +148,7 @@ class GeneratorPersonaliser:
             "a half of this site's own of the generator is trained",
             version=made.in_use.judged[:12],
             share=made.share,
-            answers=bool(made.in_use.own),
+            answers=made.answers,
         )
         return made
 
@@ -153,6 +157,6 @@ def told(made: PersonalisedGenerator) -> dict[str, Any]:
     """An outcome as entries of the audit log have it."""
     return {
         "digest": made.in_use.judged,
-        "changed": bool(made.in_use.own),
+        "changed": made.answers,
         "share": made.share,
     }

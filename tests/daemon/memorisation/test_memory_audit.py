@@ -18,6 +18,7 @@ from daemon.fedctl.main import main
 from daemon.jobs.generator import memory
 from daemon.jobs.generator import training as jobs
 from daemon.jobs.generator.memory import audit_memory, noised
+from daemon.learning.generator.in_use import InUse
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError, TrainingOptions
 from daemon.library.readers.documents import Pair
@@ -117,7 +118,7 @@ def test_a_version_is_asked_before_it_is_trained_on(site: Site) -> None:
     moved = np.random.default_rng(0).normal(0, 0.1, start.shape).astype(np.float32)
     digest, _ = write_version(site.versions, shape, start + moved)
     options = replace(QUICK, noises=())
-    began = Began(digest, "version in use")
+    began = Began(InUse(digest.hex()), "version in use")
     found = audit_memory(site.spec, site.library, site.versions, began, "yard", options)
     names = ["base model", "version in use", "this site alone", "its share of 3 sites"]
     assert [one.version for one in found.versions] == names
