@@ -27,12 +27,13 @@ from crypto.durable import whole
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.model_files import digest_of
 from tests.generator_bench import base, report
-from tests.generator_bench.rows import WORKS, Terms, Work, computed
-from tests.generator_bench.sites import Size, sites_of
+from tests.generator_bench.rows import WORKS, Terms, Told, Work, computed
+from tests.generator_bench.sites import Site, Size, sites_of
+from tests.generator_bench.sources import FINANCE
 from tests.learning_bench.sources import ROOT, code_digest
 
 RESULTS = ROOT / "docs" / "results"
-SITES = ("nhlbi", "niddk", "ninds")
+SITES = ("nhlbi", "niddk", "ninds", FINANCE)
 # What decides the figures.
 _SOURCES = (
     "crypto/privacy.py",
@@ -43,9 +44,11 @@ _SOURCES = (
     "daemon/jobs/generator/training.py",
     "daemon/jobs/generator/examples.py",
     "daemon/learning/adaptations.py",
+    "daemon/learning/server_step.py",
     "daemon/pairs/triples.py",
     "tests/generator_bench/rows.py",
     "tests/generator_bench/sites.py",
+    "tests/generator_bench/sources.py",
     "tests/learning_bench/recipes/exchange.py",
 )
 
@@ -76,12 +79,7 @@ def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[d
     size, terms = Size(options.train, options.test), Terms(rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="hanse-generator-") as name, console.status("") as told:
         sites = sites_of(options.data, options.sites, size, seed, Path(name))
-        folder = options.base_model
-        if folder is None:
-            texts = [text for site in sites for text in site.texts]
-            making = base.Making()
-            made = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
-            folder = base.made(options.cache / f"base-{made}", texts, making, told.update)
+        folder = base_of(options, sites, told.update)
         spec = spec_of(options, folder)
         rows: list[dict[str, Any]] = []
         for work in WORKS:
@@ -94,6 +92,15 @@ def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[d
             console.print(f"seed {seed}: {_said(found[0])}", markup=False)
             rows += found
     return rows
+
+
+def base_of(options: argparse.Namespace, sites: Sequence[Site], told: Told) -> Path:
+    """The folder of the base model that was named, or of one made of what these sites may read."""
+    if options.base_model is not None:
+        return Path(options.base_model)
+    texts, making = [text for site in sites for text in site.texts], base.Making()
+    name = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
+    return base.made(options.cache / f"base-{name}", texts, making, told)
 
 
 def spec_of(options: argparse.Namespace, folder: Path) -> GeneratorSpec:
@@ -150,7 +157,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=default_cache / "hanse-generator-bench")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--base-model", type=Path, help="a folder with a causal or seq2seq model")
-    parser.add_argument("--sites", nargs="+", default=SITES, help="of MedQuAD")
+    parser.add_argument("--sites", nargs="+", default=SITES, help=f"of MedQuAD, and {FINANCE}")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--train", type=int, default=Size.train, help="triples of each site")
     parser.add_argument("--test", type=int, default=Size.test, help="questions of each site")
