@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     try:
-        for seed in range(options.seeds):
-            rows += _of_seed(options, seed, console)
+        for made in _made(options, console):
+            rows += made
             _write(options.out, rows)
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on from here")
@@ -75,23 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(report.tables(rows), markup=False)
 
 
-def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[dict[str, Any]]:
+def _made(options: argparse.Namespace, console: Console) -> Iterator[list[dict[str, Any]]]:
+    """Of one kind of training after the other its rows, for all seeds; from the cache, or now."""
     size, terms = Size(options.train, options.test), Terms(rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="hanse-generator-") as name, console.status("") as told:
-        sites = sites_of(options.data, options.sites, size, seed, Path(name))
-        folder = base_of(options, sites, told.update)
+        drawn = []
+        for seed in range(options.seeds):
+            within = Path(name) / str(seed)
+            within.mkdir()
+            drawn.append(sites_of(options.data, options.sites, size, seed, within))
+        folder = base_of(options, drawn[0], told.update)
         spec = spec_of(options, folder)
-        rows: list[dict[str, Any]] = []
         for work in WORKS:
-            path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
-            if not path.exists():
-                made_rows = computed(work, sites, spec, terms, seed, told.update)
-                with whole(path) as unfinished:
-                    unfinished.write_text(json.dumps(made_rows), encoding="utf-8")
-            found = json.loads(path.read_text(encoding="utf-8"))
-            console.print(f"seed {seed}: {_said(found[0])}", markup=False)
-            rows += found
-    return rows
+            rows: list[dict[str, Any]] = []
+            for seed, sites in enumerate(drawn):
+                path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
+                if not path.exists():
+                    computed_rows = computed(work, sites, spec, terms, seed, told.update)
+                    with whole(path) as unfinished:
+                        unfinished.write_text(json.dumps(computed_rows), encoding="utf-8")
+                found = json.loads(path.read_text(encoding="utf-8"))
+                console.print(f"seed {seed}: {_said(found[0])}", markup=False)
+                rows += found
+            yield rows
 
 
 def base_of(options: argparse.Namespace, sites: Sequence[Site], told: Told) -> Path:

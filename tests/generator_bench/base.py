@@ -84,7 +84,7 @@ class Making:
         Stage(250, 12, 64, 2e-3, copied=32),
         Stage(150, 4, 448, 2e-3, quoted=16),
     )
-    asking: Asking | None = Asking(600, 8, 1e-3)
+    asking: Asking = Asking(1600, 8, 1e-3)
 
 
 def made(folder: Path, texts: Sequence[str], making: Making, told: Callable[[str], None]) -> Path:
@@ -100,8 +100,7 @@ def made(folder: Path, texts: Sequence[str], making: Making, told: Callable[[str
         read(model, rows, stage, told)
     model.save_pretrained(unfinished, safe_serialization=True)
     tokenizer.save_pretrained(unfinished)
-    if making.asking:
-        taught(unfinished, texts, making.asking, told)
+    taught(unfinished, texts, making.asking, told)
     unfinished.rename(folder)
     return folder
 
@@ -218,7 +217,7 @@ def taught(
     generator = Generator.load(spec)
     model = generator.language_model
     chance = np.random.Generator(np.random.Philox(key=1))
-    triples = _asked(texts, asking.examples, chance)
+    triples = asked_of(texts, asking.examples, chance)
     kinds = [tuple(FOR)[at] for at in chance.integers(len(FOR), size=len(triples)).tolist()]
     examples = [
         example
@@ -235,10 +234,11 @@ def taught(
     return loss
 
 
-def _asked(texts: Sequence[str], count: int, chance: np.random.Generator) -> list[Triple]:
+def asked_of(texts: Sequence[str], count: int, chance: np.random.Generator) -> list[Triple]:
     """Sentences near the beginning of texts, each asked for by some of its words."""
     found: list[Triple] = []
-    for at in chance.permutation(np.resize(np.arange(len(texts)), 2 * count)).tolist():
+    times = -(-2 * count // len(texts))  # some documents have no such sentence
+    for at in np.concatenate([chance.permutation(len(texts)) for _ in range(times)]).tolist():
         title, _, body = texts[at].partition("\n")
         lines = [line.strip() for one in sentences(body) for line in one.splitlines()]
         fitting = [line for line in lines[:_NEAR] if _SHORTEST <= len(line.split()) <= _LONGEST]

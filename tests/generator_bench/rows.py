@@ -103,7 +103,7 @@ class Terms:
 
     rounds: int = 4
     epochs: int = 1
-    batch_size: int = 8
+    batch_size: int = 4
     prompt_tokens: int = 512
     answer_tokens: int = 64
 

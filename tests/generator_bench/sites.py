@@ -23,8 +23,8 @@ _PASSAGE_WORDS = 400  # longer than any passage here: none is cut in two
 class Size:
     """Of each site: triples to learn from, and held-out questions; fewer where there are fewer."""
 
-    train: int = 40
-    test: int = 15
+    train: int = 24
+    test: int = 10
 
 
 @dataclass(frozen=True)

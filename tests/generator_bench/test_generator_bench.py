@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daemon.jobs.pairs import triples_of
@@ -61,7 +62,8 @@ def _write_financebench(folder: Path) -> None:
             filings.append({"doc": f"{firm}_{year}", "company": firm})
         for number in range(8):
             name = f"{firm}_2022#{number}"
-            text = f"The {firm} balance of item {number} was {number}4 million. " + "Notes. " * 90
+            fact = f"The {firm} balance of item {number} was {number}4 million."
+            text = f"{'Notes. ' * 70}{fact}{' Notes.' * 70}"
             pages.append({"id": name, "doc": f"{firm}_2022", "text": text})
             asked = {"query": f"What is item {number} of {firm}?", "answer": f"{number}4 million"}
             told = {"positives": [name], "company": firm, "doc": f"{firm}_2022"}
@@ -137,6 +139,21 @@ def test_a_base_model_is_made_once_and_the_same_again(tmp_path: Path) -> None:
     assert (first / "model.safetensors").stat().st_mtime_ns == stamp
     weights = [(one / "model.safetensors").read_bytes() for one in (first, again)]
     assert weights[0] == weights[1]
+
+
+def test_what_a_base_model_is_asked_stands_in_one_document() -> None:
+    texts = [
+        f"Pumps\nThe {thing} needs oil. It has been here for {n} years."
+        for n, thing in enumerate(THINGS)
+    ]
+    asked = base.asked_of(texts, 6, np.random.default_rng(0))
+    assert len({triple.passages for triple in asked}) == 6  # none twice while there are others
+    assert {*asked[0].passages} != {texts[0]}
+    for triple in asked:
+        (passage,) = triple.passages
+        title, _, body = passage.partition("\n")
+        assert triple.answer in body
+        assert {*triple.question.rstrip("?").split()} <= {f"{title}:", *triple.answer.split()}
 
 
 def test_each_way_to_add_the_same_integers_is_a_row(sites: list[Site], spec: GeneratorSpec) -> None:
@@ -236,7 +253,7 @@ def _row(name: str, **levels: float) -> dict[str, Any]:
         for site, level in levels.items()
         for _ in range(2)
     ]
-    told = {"who": "federated", "multipliers": [], "epsilon": None, "values": 1}
+    told: dict[str, Any] = {"who": "federated", "multipliers": [], "epsilon": None, "values": 1}
     made = {"train_seconds": 1.0, "exchange": "integers", "seed": 0, "questions": questions}
     return {"name": name, **told, **made}
 
