@@ -121,8 +121,9 @@ def _noise(rows: Sequence[Row]) -> str:
     """What a row's noise promises, on average over the seeds, and where its name doesn't say z."""
     if rows[0]["epsilon"] is None:
         return ""
-    first, *_, last = np.mean([row["multipliers"] for row in rows], axis=0)
-    z = "" if "z =" in rows[0]["name"] else f"z = {first:.3g} to {last:.3g}, "
+    each = np.mean([row["multipliers"] for row in rows], axis=0)
+    ends = dict.fromkeys(f"{one:.3g}" for one in (each[0], each[-1]))  # one where they are alike
+    z = "" if "z =" in rows[0]["name"] else f"z = {' to '.join(ends)}, "
     return f" ({z}ε = {np.mean([row['epsilon'] for row in rows]):,.1f})"
 
 
