@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from crypto.durable import whole
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.model_files import digest_of
 from tests.generator_bench import base, report
-from tests.generator_bench.rows import WORKS, Terms, Work, computed
-from tests.generator_bench.sites import Size, sites_of
+from tests.generator_bench.rows import WORKS, Terms, Told, Work, computed
+from tests.generator_bench.sites import Site, Size, sites_of
+from tests.generator_bench.sources import FINANCE
 from tests.learning_bench.sources import ROOT, code_digest
 
 RESULTS = ROOT / "docs" / "results"
-SITES = ("nhlbi", "niddk", "ninds")
+SITES = ("nhlbi", "niddk", "ninds", FINANCE)
 # What decides the figures.
 _SOURCES = (
     "crypto/privacy.py",
@@ -43,9 +44,11 @@ _SOURCES = (
     "daemon/jobs/generator/training.py",
     "daemon/jobs/generator/examples.py",
     "daemon/learning/adaptations.py",
+    "daemon/learning/server_step.py",
     "daemon/pairs/triples.py",
     "tests/generator_bench/rows.py",
     "tests/generator_bench/sites.py",
+    "tests/generator_bench/sources.py",
     "tests/learning_bench/recipes/exchange.py",
 )
 
@@ -63,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.cache.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     try:
-        for seed in range(options.seeds):
-            rows += _of_seed(options, seed, console)
+        for made in _made(options, console):
+            rows += made
             _write(options.out, rows)
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on from here")
@@ -72,28 +75,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(report.tables(rows), markup=False)
 
 
-def _of_seed(options: argparse.Namespace, seed: int, console: Console) -> list[dict[str, Any]]:
+def _made(options: argparse.Namespace, console: Console) -> Iterator[list[dict[str, Any]]]:
+    """Of one kind of training after the other its rows, for all seeds; from the cache, or now."""
     size, terms = Size(options.train, options.test), Terms(rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="hanse-generator-") as name, console.status("") as told:
-        sites = sites_of(options.data, options.sites, size, seed, Path(name))
-        folder = options.base_model
-        if folder is None:
-            texts = [text for site in sites for text in site.texts]
-            making = base.Making()
-            made = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
-            folder = base.made(options.cache / f"base-{made}", texts, making, told.update)
+        drawn = []
+        for seed in range(options.seeds):
+            within = Path(name) / str(seed)
+            within.mkdir()
+            drawn.append(sites_of(options.data, options.sites, size, seed, within))
+        folder = base_of(options, drawn[0], told.update)
         spec = spec_of(options, folder)
-        rows: list[dict[str, Any]] = []
         for work in WORKS:
-            path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
-            if not path.exists():
-                made_rows = computed(work, sites, spec, terms, seed, told.update)
-                with whole(path) as unfinished:
-                    unfinished.write_text(json.dumps(made_rows), encoding="utf-8")
-            found = json.loads(path.read_text(encoding="utf-8"))
-            console.print(f"seed {seed}: {_said(found[0])}", markup=False)
-            rows += found
-    return rows
+            rows: list[dict[str, Any]] = []
+            for seed, sites in enumerate(drawn):
+                path = options.cache / f"{_identity(work, options, terms, seed, folder)}.json"
+                if not path.exists():
+                    computed_rows = computed(work, sites, spec, terms, seed, told.update)
+                    with whole(path) as unfinished:
+                        unfinished.write_text(json.dumps(computed_rows), encoding="utf-8")
+                found = json.loads(path.read_text(encoding="utf-8"))
+                console.print(f"seed {seed}: {_said(found[0])}", markup=False)
+                rows += found
+            yield rows
+
+
+def base_of(options: argparse.Namespace, sites: Sequence[Site], told: Told) -> Path:
+    """The folder of the base model that was named, or of one made of what these sites may read."""
+    if options.base_model is not None:
+        return Path(options.base_model)
+    texts, making = [text for site in sites for text in site.texts], base.Making()
+    name = hashlib.sha256(repr((making, texts)).encode()).hexdigest()[:16]
+    return base.made(options.cache / f"base-{name}", texts, making, told)
 
 
 def spec_of(options: argparse.Namespace, folder: Path) -> GeneratorSpec:
@@ -150,7 +163,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=default_cache / "hanse-generator-bench")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--base-model", type=Path, help="a folder with a causal or seq2seq model")
-    parser.add_argument("--sites", nargs="+", default=SITES, help="of MedQuAD")
+    parser.add_argument("--sites", nargs="+", default=SITES, help=f"of MedQuAD, and {FINANCE}")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--train", type=int, default=Size.train, help="triples of each site")
     parser.add_argument("--test", type=int, default=Size.test, help="questions of each site")

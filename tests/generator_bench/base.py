@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from daemon.answering.prompts.kinds import FOR
 from daemon.answering.prompts.prompts import text_of
+from daemon.jobs.generator.examples import examples_of
+from daemon.learning.generator.encoding import IGNORED, encoded
+from daemon.learning.generator.generator import Generator
+from daemon.learning.generator.spec import GeneratorSpec
+from daemon.learning.generator.training import fit
+from daemon.learning.generator.triples import Triple
+from daemon.learning.options import TrainingOptions
+from daemon.library.passages import sentences
 
 _SPECIAL = ("<pad>", "<s>", "</s>")
+_NEAR = 6  # lines of a document, from its first: later ones may not fit into a prompt
+_SHORTEST, _LONGEST = 4, 30  # words of a line that is an answer
+_WORDS = 4  # of them in the question
 _FRAMES = 50  # times each prompt's own words count for the tokenizer: every example has them
 
 
@@ -31,7 +42,9 @@ class Stage:
     """So many ``steps``, at least 20, of ``rows`` rows with ``length`` tokens each.
 
     ``quoted``: tokens of the pieces of a row's first half that its second half is made of;
-    0: every other row has one piece twice.
+    0: every other row has one piece twice. ``copied``: a row is nothing but tokens drawn at
+    random, so many at most, over and over, and all but their first time is foretold: where no
+    language helps, a model learns to look up what stood behind a token before.
     """
 
     steps: int
@@ -39,17 +52,39 @@ class Stage:
     length: int
     learning_rate: float
     quoted: int = 0
+    copied: int = 0
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How it learns to answer out of a passage: so many ``examples``, each seen once.
+
+    A document is the passage, its title with some words of one of its sentences the question,
+    and that sentence, cited, the answer: which sentence people want is left for sites to teach.
+    """
+
+    examples: int
+    batch_size: int
+    learning_rate: float
+    prompt_tokens: int = 512
+    answer_tokens: int = 64
 
 
 @dataclass(frozen=True)
 class Making:
-    """How large the model is, and what it reads: short rows, then some as long as prompts."""
+    """How large the model is, and what it reads: texts, copies, then rows as long as prompts."""
 
     words: int = 2000
     width: int = 128
     layers: int = 2
     heads: int = 4
-    stages: tuple[Stage, ...] = (Stage(2500, 32, 64, 3e-3), Stage(400, 5, 448, 3e-3, 16))
+    stages: tuple[Stage, ...] = (
+        Stage(1400, 16, 64, 3e-3),
+        Stage(600, 48, 16, 2e-3, copied=7),
+        Stage(250, 12, 64, 2e-3, copied=32),
+        Stage(150, 4, 448, 2e-3, quoted=16),
+    )
+    asking: Asking = Asking(1600, 8, 1e-3)
 
 
 def made(folder: Path, texts: Sequence[str], making: Making, told: Callable[[str], None]) -> Path:
@@ -65,6 +100,7 @@ def made(folder: Path, texts: Sequence[str], making: Making, told: Callable[[str
         read(model, rows, stage, told)
     model.save_pretrained(unfinished, safe_serialization=True)
     tokenizer.save_pretrained(unfinished)
+    taught(unfinished, texts, making.asking, told)
     unfinished.rename(folder)
     return folder
 
@@ -113,11 +149,12 @@ def read(model: Any, rows: Sequence[Any], stage: Stage, told: Callable[[str], No
     rate = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, stage.learning_rate, total_steps=stage.steps, pct_start=0.1
     )
+    words = model.config.vocab_size
     model.train()
     for step in range(stage.steps):
-        batch = np.stack([_row(joined, stage, chance) for _ in range(stage.rows)])
-        tokens = torch.from_numpy(batch)
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        made = [_row(joined, stage, chance, len(_SPECIAL), words) for _ in range(stage.rows)]
+        tokens, labels = (torch.from_numpy(np.stack(one)) for one in zip(*made, strict=True))
+        loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -128,16 +165,31 @@ def read(model: Any, rows: Sequence[Any], stage: Stage, told: Callable[[str], No
     model.eval()
 
 
-def _row(joined: Any, stage: Stage, chance: np.random.Generator) -> Any:
-    """So many tokens of the documents, some of them twice."""
+def _row(
+    joined: Any, stage: Stage, chance: np.random.Generator, first: int, words: int
+) -> tuple[Any, Any]:
+    """So many tokens, and of them those to foretell; of documents they all are."""
     length = stage.length
-    if stage.quoted:
-        start = int(chance.integers(len(joined) - length))
-        text = joined[start : start + length // 2]
-        count = -(-length // (2 * stage.quoted))
-        starts = chance.integers(len(text) - stage.quoted, size=count)
-        quotes = [text[one : one + stage.quoted] for one in starts]
-        return np.concatenate([text, *quotes])[:length]
+    if stage.copied:
+        some = chance.integers(first, words, size=int(chance.integers(4, stage.copied + 1)))
+        tokens = np.resize(some, length)
+        return tokens, np.where(np.arange(length) > len(some), tokens, IGNORED)
+    tokens = _quoting(joined, stage, chance) if stage.quoted else _repeating(joined, length, chance)
+    return tokens, tokens
+
+
+def _quoting(joined: Any, stage: Stage, chance: np.random.Generator) -> Any:
+    """Half a row of text, and then pieces of it."""
+    start = int(chance.integers(len(joined) - stage.length))
+    text = joined[start : start + stage.length // 2]
+    count = -(-stage.length // (2 * stage.quoted))
+    starts = chance.integers(len(text) - stage.quoted, size=count)
+    quotes = [text[one : one + stage.quoted] for one in starts]
+    return np.concatenate([text, *quotes])[: stage.length]
+
+
+def _repeating(joined: Any, length: int, chance: np.random.Generator) -> Any:
+    """Text, every other row behind other text and twice."""
     if chance.random() < 0.5:
         start = int(chance.integers(len(joined) - length))
         return joined[start : start + length]
@@ -146,3 +198,56 @@ def _row(joined: Any, stage: Stage, chance: np.random.Generator) -> Any:
     start, other = (int(one) for one in chance.integers(len(joined) - length, size=2))
     said = joined[start : start + piece]
     return np.concatenate([joined[other : other + length - 2 * piece], said, said])
+
+
+def taught(
+    folder: Path, texts: Sequence[str], asking: Asking, told: Callable[[str], None]
+) -> float:
+    """Train the model in a folder to answer out of passages, as a site trains all weights.
+
+    ``texts``: a title, and below it the document. The mean loss, in nats a token of an answer.
+    """
+    spec = GeneratorSpec(
+        base_model=str(folder),
+        adapt="full",
+        device="cpu",
+        prompt_tokens=asking.prompt_tokens,
+        answer_tokens=asking.answer_tokens,
+    )
+    generator = Generator.load(spec)
+    model = generator.language_model
+    chance = np.random.Generator(np.random.Philox(key=1))
+    triples = asked_of(texts, asking.examples, chance)
+    kinds = [tuple(FOR)[at] for at in chance.integers(len(FOR), size=len(triples)).tolist()]
+    examples = [
+        example
+        for triple, kind in zip(triples, kinds, strict=True)
+        for example in examples_of([triple], model, replace(spec, prompt=kind))
+    ]
+    lessons = encoded(model, examples, asking.prompt_tokens, asking.answer_tokens).lessons
+    options = TrainingOptions(
+        local_epochs=1, batch_size=asking.batch_size, learning_rate=asking.learning_rate
+    )
+    told(f"base model: learns to answer out of {len(lessons)} passages")
+    loss = fit(generator, lessons, options, 0)
+    model.model.save_pretrained(folder, safe_serialization=True)
+    return loss
+
+
+def asked_of(texts: Sequence[str], count: int, chance: np.random.Generator) -> list[Triple]:
+    """Sentences near the beginning of texts, each asked for by some of its words."""
+    found: list[Triple] = []
+    times = -(-2 * count // len(texts))  # some documents have no such sentence
+    for at in np.concatenate([chance.permutation(len(texts)) for _ in range(times)]).tolist():
+        title, _, body = texts[at].partition("\n")
+        lines = [line.strip() for one in sentences(body) for line in one.splitlines()]
+        fitting = [line for line in lines[:_NEAR] if _SHORTEST <= len(line.split()) <= _LONGEST]
+        if fitting:
+            line = fitting[int(chance.integers(len(fitting)))]
+            words = line.split()
+            some = np.sort(chance.permutation(len(words))[:_WORDS]).tolist()
+            question = f"{title}: {' '.join(words[n] for n in some)}?"
+            found.append(Triple(question, (texts[at],), line, "distilled"))
+        if len(found) == count:
+            break
+    return found

@@ -18,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,7 +36,6 @@ from daemon.library.readers.documents import Pair, Reference
 from daemon.library.store import Library
 from daemon.memorisation.canaries import OTHERS, Canary, canaries, exposure_by_chance
 from tests.generator_bench import __main__ as bench
-from tests.generator_bench import base
 from tests.generator_bench.rows import DELTA, Terms, Told, Work, federate
 from tests.generator_bench.sites import Size, sites_of
 
@@ -77,7 +75,7 @@ def row(
 ) -> dict[str, Any]:
     """Train as the row says, and look."""
     terms = Terms(epochs=epochs)
-    spec = replace(spec, adapt=work.adapt, prompt_tokens=448, answer_tokens=48)
+    spec = terms.spec(spec, work)
     first = next(iter(libraries))
     chosen = {first: libraries[first]} if work.who in ("alone", "nobody") else libraries
     with tempfile.TemporaryDirectory(prefix="hanse-memory-") as name:
@@ -86,7 +84,7 @@ def row(
     generator.load_vector(run.vector)
     told(f"{work.name}, {epochs} epochs: asking for the secrets")
     exposures, written = remembered(generator, questions_of(generator, secrets))
-    spent = [work.multiplier] * terms.rounds if work.multiplier else []
+    spent = run.multipliers
     passes = 0 if work.who == "nobody" else terms.rounds * epochs
     return {
         "name": work.name,
@@ -130,11 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="hanse-memory-") as name, console.status("") as told:
         folder = Path(name)
         sites = sites_of(options.data, options.sites, Size(options.train, 1), 0, folder)
-        model = options.base_model
-        if model is None:
-            texts = [text for site in sites for text in site.texts]
-            model = base.made(folder / "base", texts, base.Making(), told.update)
-        spec = bench.spec_of(options, model)
+        spec = bench.spec_of(options, bench.base_of(options, sites, told.update))
         libraries = {site.name: site.library for site in sites}
         first = sites[0]
         libraries[first.name] = planted(first.library, secrets, folder / "planted.sqlite")

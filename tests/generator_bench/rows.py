@@ -8,17 +8,19 @@ that come out must be the same bits.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from config.recipes import Aggregate, ServerOptions
 from crypto.arrays import Float32
-from crypto.privacy import NoiseTerms, epsilon_of
+from crypto.privacy import NoiseTerms, epsilon_of, least_multiplier, scheduled_multiplier
 from daemon.answering.citations import statements
 from daemon.evaluation.answers import score_citations, score_text, without_marks
 from daemon.jobs.generator import training as jobs
@@ -35,36 +37,62 @@ Told = Callable[[str], None]
 KEPT = ("rouge-1-f", "rouge-2-f", "rouge-l-f", "bleu", "chrf", "meteor-stem", "cites-p")
 DELTA = 1e-5
 _CLIP = 2.0
-_SHARERS = 2  # of three sites, where one may tell the others' noise from its own
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Of noise multipliers, FedSearch-NLP Eq. 2, with the paper's values (section III-C)."""
+
+    base: float = 0.1
+    floor: float = 0.01
+    decay: float = 0.95
+    threshold: float = 1.0
 
 
 @dataclass(frozen=True)
 class Work:
     """What is trained once; it makes a row for each of ``exchanges``, or one.
 
-    ``who``: "nobody", "alone", "pooled" or "federated".
+    ``who``: "nobody", "alone", "pooled" or "federated". ``proximal``: FedProx's mu.
+    ``aggregate``: what becomes of the mean update, at the daemon's defaults. ``multiplier``: of
+    each round's noise; with a ``schedule`` that says it, and there is a second row, with the
+    constant multiplier that has the same epsilon.
     """
 
     name: str
     who: str
     adapt: Literal["lora", "lora_server", "full"] = "lora"
     exchanges: tuple[Exchange, ...] = ("integers",)
+    proximal: float = 0.0
+    aggregate: Aggregate = "fedavg"
     multiplier: float = 0.0
+    schedule: Schedule | None = None
 
-    @property
-    def noise(self) -> NoiseTerms | None:
-        """Of each round."""
-        return NoiseTerms(_CLIP, self.multiplier, _SHARERS) if self.multiplier else None
+    def noise(self, number: int, loss: float, sites: int) -> NoiseTerms | None:
+        """Of a round, from 1, behind one with this mean loss.
+
+        One of the sites may tell the others' noise from its own.
+        """
+        multiplier = self.multiplier
+        if self.schedule is not None:
+            said = asdict(self.schedule)
+            multiplier = scheduled_multiplier(**said, step=number - 1, last_loss=loss)
+        return NoiseTerms(_CLIP, multiplier, sites - 1) if multiplier else None
 
 
+ALONE = "each site alone, C"
+STATIC = "FedAvg, C, DP static"
 WORKS = (
     Work("base model", "nobody"),
-    Work("each site alone, C", "alone"),
+    Work(ALONE, "alone"),
     Work("FedAvg, C", "federated", exchanges=("integers", "ckks", "masking")),
     Work("pooled, C", "pooled"),
     Work("FedAvg, A", "federated", "full"),
     Work("FedAvg, B", "federated", "lora_server"),
-    *(Work("FedAvg, C, DP", "federated", multiplier=z) for z in (0.01, 0.1, 1.0)),
+    Work("FedProx, C, mu = 1", "federated", proximal=1.0),
+    Work("server momentum, C", "federated", aggregate="fedavgm"),
+    *(Work(f"FedAvg, C, DP z = {z:g}", "federated", multiplier=z) for z in (0.01, 0.1, 1.0)),
+    Work("FedAvg, C, DP scheduled", "federated", schedule=Schedule()),
 )
 LEARNING_RATES = {"lora": 1e-2, "lora_server": 1e-3, "full": 1e-3}
 
@@ -75,21 +103,25 @@ class Terms:
 
     rounds: int = 4
     epochs: int = 1
-    batch_size: int = 8
-    prompt_tokens: int = 448
-    answer_tokens: int = 48
+    batch_size: int = 4
+    prompt_tokens: int = 512
+    answer_tokens: int = 64
+
+    def spec(self, base: GeneratorSpec, work: Work) -> GeneratorSpec:
+        """Of what is trained, and of how it is asked."""
+        return replace(
+            base,
+            adapt=work.adapt,
+            prompt_tokens=self.prompt_tokens,
+            answer_tokens=self.answer_tokens,
+        )
 
 
 def computed(
     work: Work, sites: Sequence[Site], spec: GeneratorSpec, terms: Terms, seed: int, told: Told
 ) -> list[dict[str, Any]]:
-    """Train and ask; a row for each exchange, as JSON can hold it."""
-    spec = replace(
-        spec,
-        adapt=work.adapt,
-        prompt_tokens=terms.prompt_tokens,
-        answer_tokens=terms.answer_tokens,
-    )
+    """Train and ask; a row for each exchange, as JSON can hold it, and of a schedule one more."""
+    spec = terms.spec(spec, work)
     scratch = sites[0].library.parent / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
@@ -104,30 +136,39 @@ def computed(
         run = federate(libraries, spec, work, terms, seed, scratch, told)
         questions = asked(spec, run.vector, sites, told)
     shutil.rmtree(scratch)
-    spent = [work.multiplier] * terms.rounds if work.multiplier else []
+    epsilon = epsilon_of(run.multipliers, DELTA) if run.multipliers else None
     row = {
         "name": work.name,
         "who": work.who,
         "adapt": work.adapt,
         "seed": seed,
-        "multiplier": work.multiplier,
-        "epsilon": round(epsilon_of(spent, DELTA), 2) if spent else None,
+        "multipliers": run.multipliers,
+        "epsilon": epsilon,
         "values": run.values,
         "norms": run.norms,
         "train_seconds": run.train_seconds,
         "questions": questions,
     }
     costs = run.costs or {"nothing": {}}
-    return [{**row, "exchange": name, **cost} for name, cost in costs.items()]
+    rows = [{**row, "exchange": name, **cost} for name, cost in costs.items()]
+    if work.schedule is not None and epsilon is not None:
+        constant = least_multiplier((), epsilon, DELTA, rounds=terms.rounds)
+        static = replace(work, name=STATIC, schedule=None, multiplier=constant)
+        rows += computed(static, sites, spec, terms, seed, told)
+    return rows
 
 
 @dataclass(frozen=True)
 class Run:
-    """The version that came out; what a site sent in a round, and how long it took, by exchange."""
+    """The version that came out; what a site sent in a round, and how long it took, by exchange.
+
+    ``multipliers``: of each round's noise; none where there is none.
+    """
 
     vector: Float32
     values: int
     norms: list[float]
+    multipliers: list[float]
     train_seconds: float
     costs: dict[str, dict[str, float]]
 
@@ -149,10 +190,12 @@ def federate(
         local_epochs=terms.epochs,
         batch_size=terms.batch_size,
         learning_rate=LEARNING_RATES[spec.adapt],
+        proximal=work.proximal,
+        server=ServerOptions(work.aggregate),
         seed=seed,
     )
     rounds = 0 if work.who == "nobody" else terms.rounds
-    seconds, norms = 0.0, []
+    seconds, norms, multipliers, loss = 0.0, [], [], math.nan
     costs: dict[str, dict[str, float]] = {}
     for number in range(1, rounds + 1):
         updates = {}
@@ -167,24 +210,27 @@ def federate(
         if len(libraries) == 1:
             parent = in_the_clear(updates, (versions, parent), manifest.digest)
             continue
+        noise = work.noise(number, loss, len(libraries))
+        multipliers += [noise.multiplier] if noise else []
         made = set()
         kept = scratch / f"integers-{number}"
         kept.mkdir()
         for way in work.exchanges:
             started = time.monotonic()
-            training = Training(options, terms.rounds, exchange=way, noise=work.noise)
+            training = Training(options, terms.rounds, exchange=way, noise=noise)
             at = (versions, parent)
             done = exchange(updates, training, number, at, manifest, scratch, kept)
             cost = costs.setdefault(way, {"exchange_seconds": 0.0})
             cost["exchange_seconds"] += (time.monotonic() - started) / rounds
             cost |= {"uploaded": done.uploaded, "sent": done.sent}
             made.add(done.version)
+            loss = done.loss
         if len(made) > 1:
             raise AssertionError(f"{work.exchanges} of the same integers make other versions")
         (parent,) = made
     vector = read_version(versions, parent, manifest.digest)
     shutil.rmtree(versions)
-    return Run(vector, manifest.total, norms, seconds, costs)
+    return Run(vector, manifest.total, norms, multipliers, seconds, costs)
 
 
 def asked(

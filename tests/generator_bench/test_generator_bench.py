@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from daemon.jobs.pairs import triples_of
 from daemon.learning.generator.spec import GeneratorSpec
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.store import Library
 from tests.generator_bench import base, report
-from tests.generator_bench.base import Making, Stage
-from tests.generator_bench.rows import KEPT, Terms, Work, computed
-from tests.generator_bench.sites import Site, Size, sites_of
+from tests.generator_bench.base import Asking, Making, Stage
+from tests.generator_bench.rows import ALONE, KEPT, STATIC, Schedule, Terms, Work, computed
+from tests.generator_bench.sites import Site, Size, pooled, sites_of
+from tests.generator_bench.sources import FINANCE, source_of
 
 THINGS = ("pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln")
-TINY = Making(words=400, width=16, layers=1, heads=2, stages=(Stage(20, 4, 32, 1e-3),))
+TINY = Making(
+    words=400,
+    width=16,
+    layers=1,
+    heads=2,
+    stages=(Stage(20, 4, 32, 1e-3),),
+    asking=Asking(6, 2, 1e-3, prompt_tokens=1500, answer_tokens=40),
+)
+FIRMS = ("Ardent", "Brightwater", "Calder", "Dunmore")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +50,30 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _write(folder / "documents.jsonl", documents)
         for split, rows in pairs.items():
             _write(folder / f"pairs_{split}.jsonl", rows)
+    _write_financebench(root / FINANCE)
     return root
+
+
+def _write_financebench(folder: Path) -> None:
+    """Filings of several companies, eight questions about each, and one nobody asks about."""
+    filings, pages, questions = [], [], []
+    for firm in FIRMS:
+        for year in ("2021", "2022"):
+            filings.append({"doc": f"{firm}_{year}", "company": firm})
+        for number in range(8):
+            name = f"{firm}_2022#{number}"
+            fact = f"The {firm} balance of item {number} was {number}4 million."
+            text = f"{'Notes. ' * 70}{fact}{' Notes.' * 70}"
+            pages.append({"id": name, "doc": f"{firm}_2022", "text": text})
+            asked = {"query": f"What is item {number} of {firm}?", "answer": f"{number}4 million"}
+            told = {"positives": [name], "company": firm, "doc": f"{firm}_2022"}
+            questions.append({**asked, **told})
+        pages.append({"id": f"{firm}_2021#0", "doc": f"{firm}_2021", "text": f"{firm} was small."})
+    _write(folder / "docs.jsonl", filings)
+    (folder / "eval").mkdir()
+    _write(folder / "eval" / "questions.jsonl", questions)
+    lines = "".join(f"{json.dumps(row)}\n" for row in pages)
+    (folder / "eval" / "pages.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +97,41 @@ def test_nothing_held_out_is_learned_or_read_by_the_base_model(sites: list[Site]
             assert triple.answer.split(". ")[0] not in read
 
 
+def test_a_company_that_is_asked_about_is_read_in_no_filing(data: Path) -> None:
+    source = source_of(data, FINANCE)
+    held_out = {page.id.partition("_")[0] for some, _ in source.asked for page in some}
+    learned = {page.id.partition("_")[0] for some, _ in source.learned for page in some}
+    assert len(source.asked) == 24
+    assert len(held_out) == 3
+    assert held_out | learned == set(FIRMS)
+    assert not held_out & learned
+    assert source.texts
+    assert not any(firm in text for firm in held_out for text in source.texts)
+
+
+def test_of_a_page_the_passage_is_where_question_and_answer_stand(data: Path) -> None:
+    for (window,), pair in source_of(data, FINANCE).asked:
+        assert pair.reference
+        assert pair.reference.answers[0] in window.text
+        assert len(window.text.split()) <= 60
+
+
+def test_pooled_sites_learn_what_each_of_them_does(
+    data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("pooled")
+    sites = sites_of(data, ("mill", FINANCE), Size(4, 2), 0, folder)
+    with Library.open(pooled(sites, folder)) as library:
+        asked = {triple.question for triple in triples_of(RetrieverSpec(), library)}
+    for site in sites:
+        with Library.open(site.library) as library:
+            own = {triple.question for triple in triples_of(RetrieverSpec(), library)}
+        assert len(own) == 4
+        assert own <= asked
+
+
 def test_a_base_model_is_made_once_and_the_same_again(tmp_path: Path) -> None:
-    texts = [f"{thing} and rope and sail and lamp" for thing in THINGS]
+    texts = [f"{thing}\n{thing} and rope and sail and lamp" for thing in THINGS]
     first = base.made(tmp_path / "one", texts, TINY, lambda _: None)
     stamp = (first / "model.safetensors").stat().st_mtime_ns
     assert base.made(first, texts, TINY, pytest.fail) == first
@@ -68,6 +139,21 @@ def test_a_base_model_is_made_once_and_the_same_again(tmp_path: Path) -> None:
     assert (first / "model.safetensors").stat().st_mtime_ns == stamp
     weights = [(one / "model.safetensors").read_bytes() for one in (first, again)]
     assert weights[0] == weights[1]
+
+
+def test_what_a_base_model_is_asked_stands_in_one_document() -> None:
+    texts = [
+        f"Pumps\nThe {thing} needs oil. It has been here for {n} years."
+        for n, thing in enumerate(THINGS)
+    ]
+    asked = base.asked_of(texts, 6, np.random.default_rng(0))
+    assert len({triple.passages for triple in asked}) == 6  # none twice while there are others
+    assert {*asked[0].passages} != {texts[0]}
+    for triple in asked:
+        (passage,) = triple.passages
+        title, _, body = passage.partition("\n")
+        assert triple.answer in body
+        assert {*triple.question.rstrip("?").split()} <= {f"{title}:", *triple.answer.split()}
 
 
 def test_each_way_to_add_the_same_integers_is_a_row(sites: list[Site], spec: GeneratorSpec) -> None:
@@ -93,28 +179,72 @@ def test_noise_says_its_epsilon_and_a_base_model_learns_nothing(
     assert noisy["questions"][0]["nats"] != bare["questions"][0]["nats"]
 
 
+def test_a_schedule_has_a_row_and_constant_noise_of_its_epsilon(
+    sites: list[Site], spec: GeneratorSpec
+) -> None:
+    work, terms = (
+        Work("scheduled", "federated", schedule=Schedule(base=2.0)),
+        replace(TERMS, rounds=2),
+    )
+    scheduled, static = computed(work, sites, spec, terms, 0, lambda _: None)
+    assert static["name"] == STATIC
+    first, second = scheduled["multipliers"]
+    assert first == pytest.approx(2.0)  # no loss is known, which counts as a large one
+    assert second < 2.0 * 0.95
+    assert len(set(static["multipliers"])) == 1
+    assert second < static["multipliers"][0] < first
+    assert static["epsilon"] == pytest.approx(scheduled["epsilon"], rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"proximal": 100.0}, {"aggregate": "fedavgm"}])
+def test_a_rule_makes_another_version(
+    sites: list[Site], spec: GeneratorSpec, change: dict[str, Any]
+) -> None:
+    plain, terms = Work("plain", "federated"), replace(TERMS, rounds=2, epochs=2)
+    works = (plain, replace(plain, **change))
+    (one,), (other,) = (computed(work, sites, spec, terms, 0, lambda _: None) for work in works)
+    assert one["questions"] != other["questions"]
+
+
 TERMS = Terms(rounds=1, prompt_tokens=1500, answer_tokens=4)
 
 
 def test_the_verdict_is_by_the_worst_site() -> None:
-    alone = _row(report.ALONE, mill=0.30, yard=0.40)
+    alone = _row(ALONE, mill=0.30, yard=0.40)
     for yard, said in ((0.391, "nowhere"), (0.389, "somewhere")):
         found = report.by_name([alone, _row("FedAvg, C", mill=0.5, yard=yard)])
         assert f"is {said} more than 0.01" in report.verdict(found)
         assert "above it at 1 of 2 sites" in report.verdict(found)
+        assert "FedAvg, B" not in report.verdict(found)
     assert "a row is missing" in report.verdict(report.by_name([alone]))
 
 
 def test_a_table_says_means_over_seeds_and_differences() -> None:
     rows = [
-        _row(report.ALONE, mill=0.3, yard=0.4),
+        _row(ALONE, mill=0.3, yard=0.4),
         _row("FedAvg, C", mill=0.4, yard=0.5),
         {**_row("FedAvg, C", mill=0.6, yard=0.7), "seed": 1},
     ]
     table = report.tables(rows)
     assert "4 held-out questions, 2 seeds." in table
     assert "| FedAvg, C | 0.550 [" in table
-    assert "| +0.200 [+0.200, +0.200] |" in table
+    # Of seeds that both have: alone has the first.
+    assert "| +0.100 [+0.100, +0.100] |" in table
+
+
+def test_a_difference_says_how_far_its_seeds_lie_apart() -> None:
+    rows = [{**_row(ALONE, mill=0.3), "seed": seed} for seed in (0, 1)]
+    rows += [{**_row("FedAvg, C", mill=0.3 + seed / 10), "seed": seed} for seed in (0, 1)]
+    assert "| +0.050 [+0.050, +0.050]; +0.000 to +0.100 |" in report.tables(rows)
+
+
+def test_a_row_with_noise_says_the_mean_of_what_its_seeds_promise() -> None:
+    noise = (
+        {"multipliers": [0.2, 0.1], "epsilon": 8.0},
+        {"multipliers": [0.4, 0.3], "epsilon": 4.0},
+    )
+    rows = [{**_row("DP scheduled", mill=0.3), "seed": n} | one for n, one in enumerate(noise)]
+    assert "| DP scheduled (z = 0.3 to 0.2, ε = 6.0) |" in report.tables(rows)
 
 
 def _row(name: str, **levels: float) -> dict[str, Any]:
@@ -123,10 +253,11 @@ def _row(name: str, **levels: float) -> dict[str, Any]:
         for site, level in levels.items()
         for _ in range(2)
     ]
-    told = {"who": "federated", "multiplier": 0.0, "epsilon": None, "values": 1}
+    told: dict[str, Any] = {"who": "federated", "multipliers": [], "epsilon": None, "values": 1}
     made = {"train_seconds": 1.0, "exchange": "integers", "seed": 0, "questions": questions}
     return {"name": name, **told, **made}
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
