@@ -15,6 +15,7 @@ from pathlib import Path
 from crypto.durable import whole
 
 _FORMAT = "hanse-generator-in-use-1"
+_MOST = 2**63  # triples, tokens or answers
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,21 @@ def read_in_use(path: Path) -> InUse:
         said = json.loads(path.read_bytes())
         if said.pop("format") != _FORMAT:
             return InUse()
-        for name in ("base", "best", "newest"):
-            said[name] = Judged(**said[name]) if said[name] is not None else None
-        found = InUse(**said)
+        judged = {
+            name: Judged(**said[name]) if said[name] is not None else None
+            for name in ("base", "best", "newest")
+        }
+        found = InUse(**said | judged)
         digests = (found.version, found.judged, found.own, found.personalised)
         sized = not {len(bytes.fromhex(digest)) for digest in digests} - {0, 32}
         mixed = found.version and 0.0 < found.share <= 1.0
-        return found if sized and (mixed or not found.own) else InUse()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        there = [one for one in judged.values() if one is not None]
+        counts = [found.triples, *(n for one in there for n in (one.tokens, one.written))]
+        means = [mean for one in there for mean in (one.nats, one.rouge_l, one.cited)]
+        numbered = all(type(count) is int and 0 <= count < _MOST for count in counts)
+        numbered = numbered and all(type(mean) in (int, float) for mean in means)
+        return found if sized and numbered and (mixed or not found.own) else InUse()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return InUse()
 
 

@@ -170,7 +170,7 @@ class FederatedGenerator:
             self.use(found)
             if found.base is None or found.newest is None:
                 return
-            log.info("a generator's version was judged", judged=found.judged, answers=found.version)
+            log.info("a generator's version was judged", judged=found.judged, used=found.version)
             if self.history is not None:
                 for one, judged in ((self.history.first, found.base), (digest, found.newest)):
                     await asyncio.to_thread(self.history.file, one, judged, found.triples)

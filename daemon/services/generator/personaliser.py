@@ -147,8 +147,8 @@ class GeneratorPersonaliser:
         log.info(
             "a half of this site's own of the generator is trained",
             version=made.in_use.judged[:12],
-            share=made.share,
-            answers=made.answers,
+            of_own=made.share,
+            used=made.answers,
         )
         return made
 

@@ -317,6 +317,9 @@ def noted(**changed: Any) -> bytes:
     [
         *(b"", b"{", b"[]", b'{"format": "another"}', b'"x"', noted(more=1), noted(base=3)),
         *(noted(version=wrong) for wrong in ("zz", "ab", 5, None)),
+        *(noted(triples=wrong) for wrong in ("x", -5, 2**64, True)),
+        noted(base={"nats": "x", "rouge_l": 0.5, "cited": 0.0}),
+        b"[" * 200_000,
     ],
 )
 def test_a_note_that_is_none_means_the_base_model(tmp_path: Path, said: bytes) -> None:
