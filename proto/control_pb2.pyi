@@ -2873,6 +2873,30 @@ class JudgedAnswer(_message.Message):
 Global___JudgedAnswer: _TypeAlias = JudgedAnswer  # noqa: Y015
 
 @_typing.final
+class StoodIn(_message.Message):
+    """Answers that the extractive generator wrote where another was asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    questions: _builtins.int
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        questions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "questions", b"questions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoodIn: _TypeAlias = StoodIn  # noqa: Y015
+
+@_typing.final
 class EvaluateAnswersReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2895,6 +2919,7 @@ class EvaluateAnswersReply(_message.Message):
     GENERATOR_ROUND_FIELD_NUMBER: _builtins.int
     COMPARED_FIELD_NUMBER: _builtins.int
     OVER_FIRST_FIELD_NUMBER: _builtins.int
+    STOOD_IN_FIELD_NUMBER: _builtins.int
     GENERATOR_SHARE_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked and scored, which all figures are over"""
@@ -2950,6 +2975,10 @@ class EvaluateAnswersReply(_message.Message):
     def over_first(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerFigure]:
         """in these: how much the figures are above those of the first generator, paired by question; of perplexities the ratio"""
 
+    @_builtins.property
+    def stood_in(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoodIn]:
+        """of the questions, those whose answer was extracted in the generator's place, and figures are over these, too"""
+
     def __init__(
         self,
         *,
@@ -2972,11 +3001,12 @@ class EvaluateAnswersReply(_message.Message):
         generator_round: _builtins.int = ...,
         compared: _abc.Iterable[Global___EvaluateAnswersReply] | None = ...,
         over_first: _abc.Iterable[Global___AnswerFigure] | None = ...,
+        stood_in: _abc.Iterable[Global___StoodIn] | None = ...,
         generator_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention", "asked_before", b"asked_before", "by_label", b"by_label", "compared", b"compared", "failed", b"failed", "figures", b"figures", "generator", b"generator", "generator_digest", b"generator_digest", "generator_round", b"generator_round", "generator_share", b"generator_share", "missing", b"missing", "model_digest", b"model_digest", "over_first", b"over_first", "pairs", b"pairs", "partial", b"partial", "questions", b"questions", "seconds", b"seconds", "split", b"split", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstention", b"abstention", "asked_before", b"asked_before", "by_label", b"by_label", "compared", b"compared", "failed", b"failed", "figures", b"figures", "generator", b"generator", "generator_digest", b"generator_digest", "generator_round", b"generator_round", "generator_share", b"generator_share", "missing", b"missing", "model_digest", b"model_digest", "over_first", b"over_first", "pairs", b"pairs", "partial", b"partial", "questions", b"questions", "seconds", b"seconds", "split", b"split", "stood_in", b"stood_in", "unanswered", b"unanswered", "without_answer", b"without_answer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

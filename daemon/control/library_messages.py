@@ -358,6 +358,10 @@ def answers_judged(judged: AnswerEvaluation) -> control.EvaluateAnswersReply:
         generator_digest=bytes.fromhex(values.version),
         generator_round=judged.writer.round,
         generator_share=values.share,
+        stood_in=[
+            control.StoodIn(cause=cause, questions=questions)
+            for cause, questions in sorted(judged.stood_in.items(), key=lambda one: -one[1])
+        ],
         compared=others,
         over_first=_answer_figures(judged.over_first),
         model_digest=judged.model_digest,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -89,7 +90,8 @@ class AnswerEvaluation:
     by the cause. ``partial``: why not all were asked; "": they were. ``asked_before``: by an
     evaluation that was given up.
     ``without_answer``: pairs of the split that say no right answer, and were not asked;
-    ``unanswered``: questions that were, and met nothing. ``missing``: as in `Scores`.
+    ``unanswered``: questions that were, and met nothing; ``stood_in``: whose answer the
+    extractive generator wrote in the writer's place, by the cause. ``missing``: as in `Scores`.
     ``abstention``: with the first writer's, of all. ``compared``: the other writers';
     ``over_first``: in these, how much they are above the first's, over the questions that both
     answered (`daemon.jobs.answers.differences_of_answers`).
@@ -110,6 +112,7 @@ class AnswerEvaluation:
     model_digest: bytes
     seconds: float
     writer: Writer = AS_SET
+    stood_in: dict[str, int] = field(default_factory=dict)
     compared: list[AnswerEvaluation] = field(default_factory=list)
     over_first: dict[str, MeanFigure] = field(default_factory=dict)
 
@@ -322,6 +325,7 @@ class AnswerJudge:
             model_digest=now.of[0],
             seconds=now.seconds,
             writer=now.of[3],
+            stood_in=Counter(one.answered.instead for one in asked if one.answered.instead),
         )
 
 

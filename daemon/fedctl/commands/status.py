@@ -117,7 +117,7 @@ def _judged(its: GeneratorStatus) -> str:
     if its.own_share:
         version += f", {its.own_share:.0%} of it this site's own"
     if not its.base_perplexity:
-        return f"{version}: {its.judged_by} validation pairs with answers, 10 are needed"
+        return f"{version}: no version is judged yet (by 10 validation pairs with answers or more)"
     return (
         f"{version}: perplexity {its.perplexity:.2f}, the base model's {its.base_perplexity:.2f}, "
         f"on {its.judged_by} validation pairs, {its.answers_written} of them written"

@@ -187,6 +187,10 @@ def _answers_shown(
         ("left out", f"{reply.without_answer}, whose pairs say no right answer"),
         ("no answer", f"{reply.unanswered}, which count as answered with nothing"),
         ("generator", _writer(reply)),
+        *(
+            ("NOT ITS OWN", f"{one.questions} answers were extracted in its place: {one.cause}")
+            for one in reply.stood_in
+        ),
         ("model version", short(reply.model_digest.hex())),
         ("took", duration(reply.seconds)),
     ):
