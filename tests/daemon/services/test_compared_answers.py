@@ -114,6 +114,8 @@ async def test_versions_are_compared_on_the_same_questions(site: Answering) -> N
     assert (judged.writer, other.writer) == (base, one)
     assert (judged.questions, other.questions) == (len(QUESTIONS), len(QUESTIONS))
     assert steps[-1] == EvaluationProgress("answers", 2 * len(QUESTIONS), 2 * len(QUESTIONS))
+    # What it writes is nonsense, and is not given to people: the figures of texts are not its own.
+    assert [sum(each.stood_in.values()) for each in (judged, other)] == [len(QUESTIONS)] * 2
     ratio = other.over_first["ppl-reference"]
     assert ratio.mean == pytest.approx(
         other.figures["ppl-reference"].mean / judged.figures["ppl-reference"].mean
