@@ -80,7 +80,7 @@ _Generators = Annotated[
     typer.Option(
         "--generator",
         metavar="base|federated|ROUND",
-        help="With --answers: who writes them, the base model that generator.base_model names, the version that "
+        help="With --answers: who writes them, the site's own base model, the version that "
         "does best here, or that of a round. Given again, it is compared with the first on the "
         "same questions. Default: as the settings have it.",
     ),
