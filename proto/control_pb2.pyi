@@ -2881,7 +2881,9 @@ class StoodIn(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     QUESTIONS_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
+    """why the generator's own answer was not given"""
     questions: _builtins.int
+    """of the evaluation"""
     def __init__(
         self,
         *,
