@@ -4739,6 +4739,7 @@ class MemoryAudit(_message.Message):
     adapt: _builtins.str
     """as in settings"""
     learning_rate: _builtins.float
+    """of these rounds"""
     update_norm: _builtins.float
     """L2, of the first round's update"""
     clip_norm: _builtins.float
