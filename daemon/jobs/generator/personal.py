@@ -13,18 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.jobs.generator.examples import examples_of
 from daemon.jobs.generator.judging import Candidate, Judge, settle, too_few, version_of
-from daemon.jobs.generator.training import generator_for
+from daemon.jobs.generator.training import generator_for, learn, lessons_of
 from daemon.jobs.pairs import triples_of
 from daemon.learning.generator.in_use import InUse, Judged
 from daemon.learning.generator.spec import GeneratorSpec
-from daemon.learning.options import EpochProgress, TrainingError, TrainingOptions
+from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.library.store import Library
 from daemon.personal.generator import keep_own
 from daemon.personal.mixture import SHARES, mix
 from daemon.personal.store import seed_for
-from daemon.process.workers import report
 
 _TRIED = [share for share in SHARES if share > 0.0]  # 0 is the shared version, judged beside them
 
@@ -96,35 +94,21 @@ def _trained(
     options: TrainingOptions,
 ) -> tuple[Float32, float, int]:
     """The own half [D], the mean loss of the last pass, and of how many triples."""
-    from daemon.learning.generator.encoding import encoded
-    from daemon.learning.generator.memory import load_of
-    from daemon.learning.generator.training import fit
-
     generator = generator_for(spec)
     generator.load_vector(shared)
     with Library.open(library_path) as library:
         triples = triples_of(spec.retriever, library)
-    examples = examples_of(triples, generator.language_model, spec)
-    taken = encoded(generator.language_model, examples, spec.prompt_tokens, spec.answer_tokens)
-    report(load_of(generator, taken, options.batch_size))
+    lessons = lessons_of(generator, triples, options)
     # Nothing that a plan holds sites together by: this half is to be the site's own.
     alone = replace(options, proximal=0.0)
-    seed = seed_for(options.seed, digest)
-    generator.begin(round=1, dropout=0.0, seed=seed)
-    loss = fit(
-        generator,
-        taken.lessons,
-        alone,
-        seed,
-        lambda epoch, mean: report(EpochProgress(epoch, options.local_epochs, mean)),
-    )
+    loss = learn(generator, lessons, alone, round=1, seed=seed_for(options.seed, digest))
     own = generator.vector()
     if not np.isfinite(own).all():
         raise TrainingError(
             "training left values that are not finite: lower the learning rate; what this site "
             "answers with is unchanged"
         )
-    return own, loss, len(taken.lessons)
+    return own, loss, len(lessons)
 
 
 def _best_mixture(

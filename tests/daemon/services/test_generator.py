@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from daemon.jobs.generator import training as jobs
 from daemon.learning.generator.in_use import InUse, read_in_use
 from daemon.learning.generator.spec import GeneratorSpec
@@ -38,15 +39,20 @@ def of(site: Site, worker: Worker) -> FederatedGenerator:
     )
 
 
-async def test_a_version_is_judged_once_there_is_enough_to_judge_by(
-    spec: GeneratorSpec, tmp_path: Path
-) -> None:
-    site = Site(spec, tmp_path)
+def trained_once(spec: GeneratorSpec, folder: Path) -> tuple[Site, Float32, Float32]:
+    """A site, its generator's first values [D], and what a round changes in them."""
+    site = Site(spec, folder)
     site.fill(DOCUMENTS, PAIRS)
     first = jobs.write_initial_version(site.spec, site.versions)
     shape = jobs.describe(site.spec).shape_manifest.digest
-    start = read_version(site.versions, first, shape)
-    trained = version_of(site, start + site.train(first, PLAN)[1][:-1])
+    return site, read_version(site.versions, first, shape), site.train(first, PLAN)[1][:-1]
+
+
+async def test_a_version_is_judged_once_there_is_enough_to_judge_by(
+    spec: GeneratorSpec, tmp_path: Path
+) -> None:
+    site, start, update = trained_once(spec, tmp_path)
+    trained = version_of(site, start + update)
     worker = Worker("learning", threads=1)
     generator = of(site, worker)
     judging = None
@@ -79,12 +85,8 @@ async def test_each_version_that_is_kept_has_its_place_in_the_history(
     spec: GeneratorSpec, tmp_path: Path
 ) -> None:
     """Two rounds were committed before there was enough to judge by, and one is pruned."""
-    site = Site(spec, tmp_path)
-    site.fill(DOCUMENTS, PAIRS)
-    first = jobs.write_initial_version(site.spec, site.versions)
-    shape = jobs.describe(site.spec).shape_manifest.digest
-    start = read_version(site.versions, first, shape)
-    update = site.train(first, PLAN)[1][:-1]
+    site, start, update = trained_once(spec, tmp_path)
+    first, shape = version_of(site, start), jobs.describe(site.spec).shape_manifest.digest
     versions = [version_of(site, start + np.float32(n) * update) for n in (0.25, 0.5, 1)]
     worker = Worker("learning", threads=1)
     store = Store(tmp_path / "generator.db")
