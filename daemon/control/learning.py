@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -261,7 +261,7 @@ class LearningCalls(Calls):
 
         kinds = (EvaluationProgress, AskedPair) if request.tell_answers else (EvaluationProgress,)
         async with self._audited(context, "evaluate-answers") as recorded:
-            async with watched(begin, *kinds) as (steps, work):
+            async with self._kept(writers), watched(begin, *kinds) as (steps, work):
                 async for step in steps:
                     if isinstance(step, AskedPair):
                         yield control.EvaluateAnswersProgress(answer=answer_judged(step))
@@ -270,6 +270,15 @@ class LearningCalls(Calls):
                 result = await self._answered(context, work)
             recorded["questions"] = result.questions or result.abstention.questions
         yield control.EvaluateAnswersProgress(step="done", result=result)
+
+    @asynccontextmanager
+    async def _kept(self, writers: Sequence[Writer]) -> AsyncIterator[None]:
+        """Meanwhile rounds prune none of the versions that answer."""
+        driver = self._around.drivers.get(GENERATOR)
+        named = [one.values.version for one in writers if one.values is not None]
+        digests = [bytes.fromhex(version) for version in named if version]
+        with driver.catch_up.keeping(digests) if driver is not None else nullcontext():
+            yield
 
     async def _writers(self, names: Sequence[str]) -> list[Writer]:
         """Who is to answer, by what `EvaluateAnswersRequest` names.

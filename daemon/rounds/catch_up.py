@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -126,6 +127,7 @@ class CatchUp:
         self._suspected.set()
         self._fetching: set[bytes] = set()
         self._active_pulls: set[Path] = set()
+        self._read: Counter[bytes] = Counter()  # versions that somebody reads, and how many do
         self._asked: set[str] = set()  # whose certificates are on their way
         # By the site, since somebody last gave any that count: what is wrong with its own.
         self.unverified: dict[str, str] = {}
@@ -255,11 +257,17 @@ class CatchUp:
             digest = driver.protocol.durable.head_digest
             if await self.is_here(digest):
                 continue
-            log.warning("the model version is missing or damaged", model=digest.hex()[:12])
+            # Who has the base model makes the first version at each start; who hasn't lacks it.
+            lacks_first = driver.protocol.head_round == 0
+            if lacks_first:
+                log.info("the first version is not here", model=digest.hex()[:12])
+            else:
+                log.warning("the model version is missing or damaged", model=digest.hex()[:12])
             peers = [site for site, p in driver.transport.statistics().items() if p.connected]
             reason = await self.have_version(digest, peers, driver.transport)
             if reason:
-                driver.report(f"model version {digest.hex()[:12]} is damaged here: {reason}")
+                if not lacks_first:
+                    driver.report(f"model version {digest.hex()[:12]} is damaged here: {reason}")
                 await asyncio.sleep(_RETRY_S)
                 self._suspected.set()
             else:
@@ -269,9 +277,19 @@ class CatchUp:
                     driver.served.adopt(digest)
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:
-        """Remove versions beside the newest few, so that the disk stays bounded."""
+        """Remove versions beside the newest few and `keeping`, so that the disk stays bounded."""
         recent = await asyncio.to_thread(self.store.recent_versions, self._keep_versions)
-        await asyncio.to_thread(_remove_versions, self.state.versions, keep | recent)
+        kept = keep | recent | set(+self._read)
+        await asyncio.to_thread(_remove_versions, self.state.versions, kept)
+
+    @contextmanager
+    def keeping(self, digests: Sequence[bytes]) -> Iterator[None]:
+        """Meanwhile none of these versions is removed."""
+        self._read.update(digests)
+        try:
+            yield
+        finally:
+            self._read.subtract(digests)
 
     # ---- certificates and manifests --------------------------------------------------
 
