@@ -469,6 +469,9 @@ class GeneratorStatus(_message.Message):
     ANSWERS_WRITTEN_FIELD_NUMBER: _builtins.int
     PERSONAL_FIELD_NUMBER: _builtins.int
     PERSONALISED_DIGEST_FIELD_NUMBER: _builtins.int
+    NEWEST_PERPLEXITY_FIELD_NUMBER: _builtins.int
+    NEWEST_ROUGE_L_FIELD_NUMBER: _builtins.int
+    ROUGE_L_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """folder, as configured; empty: this site trains none"""
     own: _builtins.str
@@ -505,6 +508,12 @@ class GeneratorStatus(_message.Message):
     """as configured: none or mixture"""
     personalised_digest: _builtins.bytes
     """version from which the own half was trained last; empty: none was"""
+    newest_perplexity: _builtins.float
+    """likewise to the newest that was judged; 0: not judged"""
+    newest_rouge_l: _builtins.float
+    """of the answers that it wrote; NaN: not told (hanse[eval])"""
+    rouge_l: _builtins.float
+    """likewise of what answers, which the newest must not be below by more than 0.01"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -531,10 +540,13 @@ class GeneratorStatus(_message.Message):
         answers_written: _builtins.int = ...,
         personal: _builtins.str = ...,
         personalised_digest: _builtins.bytes = ...,
+        newest_perplexity: _builtins.float = ...,
+        newest_rouge_l: _builtins.float = ...,
+        rouge_l: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "answers_written", b"answers_written", "base_model", b"base_model", "base_perplexity", b"base_perplexity", "head_round", b"head_round", "judged_by", b"judged_by", "judged_digest", b"judged_digest", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "own", b"own", "own_share", b"own_share", "perplexity", b"perplexity", "personal", b"personal", "personalised_digest", b"personalised_digest", "phase", b"phase", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answering_digest", b"answering_digest", "answers_written", b"answers_written", "base_model", b"base_model", "base_perplexity", b"base_perplexity", "head_round", b"head_round", "judged_by", b"judged_by", "judged_digest", b"judged_digest", "last_error", b"last_error", "model_digest", b"model_digest", "named", b"named", "newest_perplexity", b"newest_perplexity", "newest_rouge_l", b"newest_rouge_l", "own", b"own", "own_share", b"own_share", "perplexity", b"perplexity", "personal", b"personal", "personalised_digest", b"personalised_digest", "phase", b"phase", "rouge_l", b"rouge_l", "run", b"run", "triples", b"triples", "why_not", b"why_not"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

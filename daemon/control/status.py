@@ -246,7 +246,9 @@ def _of_generator(around: ServiceContext) -> control.GeneratorStatus:
     reply.judged_by = used.triples
     if used.base is not None and used.best is not None:
         reply.base_perplexity, reply.perplexity = used.base.perplexity, used.best.perplexity
-        reply.answers_written = used.best.written
+        reply.answers_written, reply.rouge_l = used.best.written, used.best.rouge_l
+    if used.newest is not None:
+        reply.newest_perplexity, reply.newest_rouge_l = used.newest.perplexity, used.newest.rouge_l
     reply.personal, reply.own_share = generator.spec.personal, used.share
     reply.personalised_digest = bytes.fromhex(used.personalised)
     if driver.protocol.run is not None:

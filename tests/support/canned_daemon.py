@@ -47,6 +47,7 @@ class CannedDaemon(ControlServicer):
 
     people_fault = ""  # of the file of people who sign in elsewhere
     noted = control.AskReply()  # how an answer came about
+    generator = control.GeneratorStatus()  # of the language model that is trained together
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -202,6 +203,7 @@ class CannedDaemon(ControlServicer):
             run=self.run,
             audit_breaks=self.breaks,
             last_error="round 2.0: east [did not answer]\x1b[31m",
+            generator=self.generator,
         )
 
     def AcknowledgeBreaks(self, request: Any, context: Any) -> control.AcknowledgeBreaksReply:

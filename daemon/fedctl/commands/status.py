@@ -108,6 +108,8 @@ def _generator(its: GeneratorStatus) -> list[tuple[str, str]]:
     learns = f"{its.triples} questions with passages and answers"
     rows.append(("generator learns", f"no: {its.why_not}" if its.why_not else learns))
     rows.append(("generator answers", _judged(its)))
+    if its.newest_perplexity and its.judged_digest != its.answering_digest:
+        rows.append(("generator refused", _refused(its)))
     return rows + ([("generator's error", its.last_error)] if its.last_error else [])
 
 
@@ -122,6 +124,14 @@ def _judged(its: GeneratorStatus) -> str:
         f"{version}: perplexity {its.perplexity:.2f}, the base model's {its.base_perplexity:.2f}, "
         f"on {its.judged_by} validation pairs, {its.answers_written} of them written"
     )
+
+
+def _refused(its: GeneratorStatus) -> str:
+    """The newest version beside what answers: better in the one, and no worse in the other."""
+    newest = f"{short(its.judged_digest.hex())}: perplexity {its.newest_perplexity:.2f}"
+    if math.isnan(its.newest_rouge_l + its.rouge_l):
+        return newest
+    return f"{newest}, ROUGE-L {its.newest_rouge_l:.3f}; of what answers {its.rouge_l:.3f}"
 
 
 def _answers_from(reply: StatusReply) -> str:

@@ -153,6 +153,18 @@ class Candidate:
     share: float = 0.0
 
 
+def best_of(base: Candidate, candidates: Sequence[Candidate]) -> Candidate:
+    """The last one that does better than the base model, and than those chosen before it.
+
+    Than the base model, too: what may be lost in writing is not to add up, step by step.
+    """
+    best = base
+    for candidate in candidates:
+        if all(candidate.judgement.is_better_than(one.judgement) for one in (base, best)):
+            best = candidate
+    return best
+
+
 def choose(
     spec: GeneratorSpec,
     library_path: Path,
@@ -230,11 +242,7 @@ def settle(
         values = vector_in_use(before, spec, versions, shape)
         kept = Candidate(judge.judged(values), before.version, before.own, before.share)
         candidates.insert(0, kept)
-    best = base
-    for candidate in candidates:
-        # Than the base model, too: what may be lost in writing is not to add up, step by step.
-        if all(candidate.judgement.is_better_than(one.judgement) for one in (base, best)):
-            best = candidate
+    best = best_of(base, candidates)
     found = InUse(
         best.version,
         newest.version,

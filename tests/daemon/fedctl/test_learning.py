@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.fedctl.terminal.output import Exit
+from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
@@ -234,3 +235,28 @@ def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedD
         ["--clip", 1, "--noise-schedule", "adaptive", "--epsilon", 1],
     ):
         assert fedctl(*train, *senseless).code == Exit.USAGE
+
+
+def test_status_says_by_what_the_newest_generator_was_refused(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    daemon.generator = control.GeneratorStatus(base_model="/srv/writer", own="4f:4096:a1")
+    assert "the base model: no version is judged yet" in fedctl("status").out
+    daemon.generator.MergeFrom(
+        control.GeneratorStatus(
+            judged_digest=b"\x12" * 32,
+            judged_by=12,
+            answers_written=12,
+            base_perplexity=1512.64,
+            perplexity=1512.64,
+            newest_perplexity=1509.15,
+            newest_rouge_l=0.007,
+            rouge_l=0.021,
+        )
+    )
+    told = " ".join(fedctl("status").out.split())
+    assert "121212121212: perplexity 1509.15, ROUGE-L 0.007; of what answers 0.021" in told
+    daemon.generator.newest_rouge_l = math.nan
+    assert "perplexity 1509.15, ROUGE" not in " ".join(fedctl("status").out.split())
+    daemon.generator.answering_digest = daemon.generator.judged_digest
+    assert "generator refused" not in fedctl("status").out

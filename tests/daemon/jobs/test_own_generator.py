@@ -14,7 +14,7 @@ import pytest
 from daemon.answering import transformers_model
 from daemon.answering.options import AnsweringOptions, FederatedWriter
 from daemon.jobs.generator import training as jobs
-from daemon.jobs.generator.judging import Judgement, choose
+from daemon.jobs.generator.judging import Candidate, Judgement, best_of, choose
 from daemon.jobs.generator.personal import PersonalisedGenerator, personalise
 from daemon.learning.generator.in_use import InUse, read_in_use, write_in_use
 from daemon.learning.generator.spec import GeneratorSpec
@@ -310,3 +310,15 @@ def test_answers_are_compared_as_far_as_both_were_written() -> None:
     assert not Judgement(1.0, (0.3,), (1.0,)).is_better_than(quick)
     assert not quick.is_better_than(slow)
     assert (quick.told.written, slow.told.written) == (3, 1)
+
+
+def test_nothing_drifts_below_the_base_model_step_by_step() -> None:
+    """Each loses less than 0.01 of ROUGE-L to the one before, and all foretell better."""
+    base, one, two, three = (
+        Candidate(Judgement(nats, (rouge,), (0.0,)), version=str(nats))
+        for nats, rouge in ((4.0, 0.300), (3.0, 0.291), (2.0, 0.282), (1.0, 0.273))
+    )
+    assert two.judgement.is_better_than(one.judgement)
+    assert best_of(base, [one, two, three]) is one
+    better = Candidate(Judgement(0.5, (0.295,), (0.0,)))
+    assert best_of(base, [one, two, better]) is better
