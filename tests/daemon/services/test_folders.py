@@ -74,8 +74,9 @@ class Yard:
     async def here(self) -> set[str]:
         return {one.id for one in await self.site.collection.documents("", "", 100)}
 
-    def holding(self, word: str) -> list[str]:
-        """Files of the state folder that have it in any of their bytes."""
+    async def holding(self, word: str) -> list[str]:
+        """Files of the state folder that have it in any of their bytes, once the index is made."""
+        await self.site.collection.index(lambda _: None)
         files = [one for one in self.site.state.rglob("*") if one.is_file()]
         found = [one for one in files if re.search(word.encode(), one.read_bytes(), re.I)]
         return sorted(str(one.relative_to(self.site.state)) for one in found)
@@ -136,7 +137,7 @@ async def with_all_made(yard: Yard, name: str) -> tuple[str, str]:
             pass
     replies = yard.site.made.with_name("written_queries.jsonl")
     [_] = Remembered(replies, "model", Echo).write([GOES])
-    held = yard.holding(SECRET)
+    held = await yard.holding(SECRET)
     assert {"made_pairs.jsonl", "written_queries.jsonl"} < {*held}
     return stays, goes
 
@@ -146,9 +147,8 @@ async def test_what_leaves_a_watched_file_is_in_no_file_of_the_site(yard: Yard, 
     stays, _ = await with_all_made(yard, name)
     yard.write(name, SHRINKS[name][1])
     await yard.looked()
-    await yard.site.collection.index(lambda _: None)
     assert await yard.here() == {stays}
-    assert yard.holding(SECRET) == []
+    assert await yard.holding(SECRET) == []
     made = await yard.pairs.overview("inverse-cloze", 10)
     assert {document for one in made.examples for document in one.documents} == {stays}
     kept = [*(yard.site.state / "originals").glob("*")] if name == "m.eml" else []
@@ -170,8 +170,7 @@ async def test_it_stays_while_pairs_are_made_of_it_and_goes_then(yard: Yard) -> 
             while await yard.here() != {stays}:
                 yard.changed.clear()
                 await yard.changed.wait()
-    await yard.site.collection.index(lambda _: None)
-    assert yard.holding(SECRET) == []
+    assert await yard.holding(SECRET) == []
 
 
 async def test_what_could_not_be_forgotten_is_removed_by_a_later_look(yard: Yard) -> None:
@@ -185,5 +184,4 @@ async def test_what_could_not_be_forgotten_is_removed_by_a_later_look(yard: Yard
         assert "cannot read the made pairs" in warning
     yard.site.made.write_bytes(made)
     await yard.looked()
-    await yard.site.collection.index(lambda _: None)
-    assert (await yard.here(), yard.holding(SECRET)) == ({stays}, [])
+    assert (await yard.here(), await yard.holding(SECRET)) == ({stays}, [])
