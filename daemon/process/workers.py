@@ -243,7 +243,7 @@ class Worker:
         self._gives_up: Connection | None = None  # tells the process which call is given up
         self._ends: tuple[Connection, ...] = ()  # of its pipes, here; who listens has one more
         self._listener: Callable[[Any], None] | None = None
-        self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
+        self._whose: asyncio.Task[Any] | None = None  # whose job is under way
         self._answerer: Callable[[Any], Awaitable[Any]] | None = None
         self._answering: set[asyncio.Task[_Answer]] = set()
         self._calls = 0
@@ -279,11 +279,11 @@ class Worker:
             await self._until_free()
             if listener is None:
                 return await self._call(function, *given())
-            self._listener, self._whose = listener, asyncio.current_task()
+            self._listener = listener
             try:
                 return await self._heard(self._call(function, *given()))
             finally:
-                self._listener = self._whose = None
+                self._listener = None
 
     async def run_reporting(
         self,
@@ -294,11 +294,11 @@ class Worker:
     ) -> T:
         """As `run`; ``listener`` is called on the event loop with each reported item."""
         async with self._turn:
-            self._listener, self._whose = listener, asyncio.current_task()
+            self._listener = listener
             try:
                 return await self._heard(self._call(function, *args, **kwargs))
             finally:
-                self._listener = self._whose = None
+                self._listener = None
 
     async def run_asking(
         self,
@@ -315,11 +315,10 @@ class Worker:
         async with self._turn:
             await self._until_free()  # or a job that was given up would be answered, and go on
             self._listener, self._answerer = listener, answerer
-            self._whose = asyncio.current_task()
             try:
                 return await self._heard(self._call(function, *args, **kwargs))
             finally:
-                self._listener = self._answerer = self._whose = None
+                self._listener = self._answerer = None
                 for task in self._answering:
                     task.cancel()
 
@@ -344,7 +343,7 @@ class Worker:
                 f"the {self.name} worker could not be started ({error or type(error).__name__}); "
                 "the next call tries again"
             ) from error
-        self._under_way = begun
+        self._under_way, self._whose = begun, asyncio.current_task()
         try:
             return await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
@@ -363,7 +362,7 @@ class Worker:
                 "a fresh one starts with the next call"
             ) from error
         finally:
-            self._last_used = time.monotonic()
+            self._whose, self._last_used = None, time.monotonic()
 
     def _give_up_call(self) -> None:
         """Tell the job under way; a few bytes, which a thread of the process takes at once."""
@@ -467,7 +466,7 @@ class Worker:
                 await self.stop()
 
     async def give_up(self, call: asyncio.Task[Any]) -> None:
-        """Cancel a reporting or asking call, and end the process if its job has begun.
+        """Cancel a call, and end the process if its job has begun.
 
         Others wait behind it. Where another's job is under way that goes on.
         """
