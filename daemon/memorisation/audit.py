@@ -114,7 +114,11 @@ def advice(audit: Memorisation) -> str:
     telling = [one for one in trained if is_beyond_chance(one, audit)]
     quiet = [one for one in trained if one not in telling]
     if not telling:
-        said = ["No version exposes its canaries beyond what chance gives, in this way."]
+        said = [
+            "No version exposes its canaries beyond what chance gives, in this way. That this site "
+            "alone does not, either, may mean that so little training teaches nothing: look again "
+            "with more rounds (--rounds)."
+        ]
     elif not quiet:
         said = ["Every version that was trained on canaries exposes them beyond chance."]
     else:

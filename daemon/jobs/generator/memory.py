@@ -82,12 +82,15 @@ def audit_memory(
     """Audit what training at this site leaves of single examples.
 
     ``began``: the version that training begins with; None: the base model. Reports
-    `AuditProgress`. Raises MemorisationError for too few triples, LearningError when the generator
-    or the encoder can't be had or can't be trained, LibraryError, VersionError.
+    `AuditProgress`. Raises MemorisationError for too few triples or a noise that can't be had,
+    LearningError when the generator or the encoder can't be had or can't be trained,
+    LibraryError, VersionError.
     """
     report(AuditProgress("triples", 0.0))  # before torch is loaded: people see that it began
     options.check()
     training.check_options(spec, options.training)
+    for multiplier in options.noises:  # or who waits would hear of it at the end
+        mechanism_of(options.clip_norm or 1.0, multiplier)
     started = time.monotonic()
     # Read only: an audit changes nothing, not even features that are kept.
     with Library.open(library_path, read_only=True) as library:
@@ -214,9 +217,9 @@ class _Audit:
         last = self._rounds(federated, lambda update: update / np.float64(sites), server)
         rows.append(self.row(federated, last, planted=True))
         for multiplier in self._options.noises:
-            terms = NoiseTerms(self.clip_norm, multiplier, sharers=1)
+            mechanism = mechanism_of(self.clip_norm, multiplier)
             name = f"{federated}, noise {multiplier:g}"
-            last = self._rounds(name, partial(noised, terms=terms, sites=sites), server)
+            last = self._rounds(name, partial(noised, mechanism=mechanism, sites=sites), server)
             rows.append(self.row(name, last, planted=True, multiplier=multiplier))
         return rows
 
@@ -263,17 +266,19 @@ class _Audit:
         self._done += 1
 
 
-def noised(update: Float32, terms: NoiseTerms, sites: int) -> Float64:
+def mechanism_of(clip_norm: float, multiplier: float) -> Mechanism:
+    """Noise as a plan of these has it; raises MemorisationError where there can be none."""
+    try:
+        return Mechanism.of(NoiseTerms(clip_norm, multiplier, sharers=1), _BITS)
+    except CryptoError as error:
+        raise MemorisationError(f"noise {multiplier:g} can't be tried: {error}") from error
+
+
+def noised(update: Float32, mechanism: Mechanism, sites: int) -> Float64:
     """The mean update [D] where only this site's isn't 0: clipped, as integers, with noise.
 
-    As much noise as a plan of these terms has in a sum at least. Raises MemorisationError where
-    the clip norm is beyond the grid.
+    As much noise as a plan of these terms has in a sum at least.
     """
-    try:
-        mechanism = Mechanism.of(terms, _BITS)
-        integers = clipped_integers(update, 0.0, 1.0, _BITS, mechanism)[:-FRACTION_INTEGERS]
-        integers = integers + discrete_gaussian(integers.size, mechanism.deviation, mechanism.tail)
-        summed = dequantise_sum(integers, [integers.size], [mechanism.exponent], _BITS)
-    except CryptoError as error:
-        raise MemorisationError(f"noise {terms.multiplier:g} can't be tried: {error}") from error
-    return summed / sites
+    integers = clipped_integers(update, 0.0, 1.0, _BITS, mechanism)[:-FRACTION_INTEGERS]
+    integers = integers + discrete_gaussian(integers.size, mechanism.deviation, mechanism.tail)
+    return dequantise_sum(integers, [integers.size], [mechanism.exponent], _BITS) / sites

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.privacy import NoiseTerms
 from daemon.fedctl.main import main
 from daemon.jobs.generator import memory
 from daemon.jobs.generator import training as jobs
-from daemon.jobs.generator.memory import audit_memory, noised
+from daemon.jobs.generator.memory import audit_memory, mechanism_of, noised
 from daemon.learning.generator.in_use import InUse
 from daemon.learning.generator.spec import GeneratorSpec
 from daemon.learning.options import LearningError, TrainingOptions
@@ -138,9 +137,9 @@ def site(spec: GeneratorSpec, tmp_path: Path) -> Site:
 def test_noise_is_that_of_a_plan_and_an_update_is_clipped_to_its_norm() -> None:
     update = np.zeros(20_000, dtype=np.float32)
     update[0] = 100.0
-    mean = noised(update, NoiseTerms(2.0, 0.5, sharers=1), 4)
+    mean = noised(update, mechanism_of(2.0, 0.5), 4)
     assert np.std(mean[1:]) == pytest.approx(0.5 * 2.0 / 4, rel=0.05)
-    quiet = noised(update, NoiseTerms(2.0, 0.01, sharers=1), 4)
+    quiet = noised(update, mechanism_of(2.0, 0.01), 4)
     assert 0.9 * 2.0 / 4 < quiet[0] < 1.1 * 2.0 / 4
 
 
@@ -155,13 +154,21 @@ def test_noise_is_that_of_a_plan_and_an_update_is_clipped_to_its_norm() -> None:
     ids=["few triples", "no epoch", "a student of its own", "a clip norm beyond the grid"],
 )
 def test_what_cannot_be_audited_is_refused(
-    site: Site, pairs: list[Pair], options: AuditOptions, cause: str, tmp_path: Path
+    site: Site,
+    pairs: list[Pair],
+    options: AuditOptions,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = Site(site.spec, tmp_path / "other")
     other.folder.mkdir()
     other.fill(DOCUMENTS, pairs)
+    told: list[object] = []
+    monkeypatch.setattr(memory, "report", told.append)
     with pytest.raises(LearningError, match=cause):
         audit_memory(other.spec, other.library, other.versions, None, "yard", options)
+    assert told == [AuditProgress("triples", 0.0)], "before anything is trained"
 
 
 # ---- on the screen ---------------------------------------------------------------------------
@@ -231,6 +238,7 @@ def test_advice_says_what_is_beyond_chance_and_what_is_written() -> None:
 
     quiet = advice(audit((9.0, 0), (2.0, 0)))
     assert quiet.startswith("No version exposes its canaries beyond what chance gives")
+    assert "so little training teaches nothing: look again with more rounds" in quiet
     both = advice(audit((1.0, 0), (7.5, 2), (1.0, 0)))
     assert both.startswith("Beyond chance canaries are exposed by v1 (7.5 bits); within")
     assert "2 of 8 are written word for word" in both
