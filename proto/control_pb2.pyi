@@ -2202,6 +2202,7 @@ class AskReply(_message.Message):
     UNREAD_LANGUAGE_FIELD_NUMBER: _builtins.int
     CUT_SHORT_FIELD_NUMBER: _builtins.int
     BY_OCR_FIELD_NUMBER: _builtins.int
+    GENERATOR_DIGEST_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """with [n] marks that number the citations"""
     model_digest: _builtins.bytes
@@ -2220,6 +2221,8 @@ class AskReply(_message.Message):
     """that the question seems to be in, and the encoder is not for: ISO 639-1"""
     cut_short: _builtins.str
     """why it ends before its end, where its begin was told while it was written; empty: it does not"""
+    generator_digest: _builtins.bytes
+    """the version of the generator trained together that wrote it; empty: its base model did, or another generator"""
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""
@@ -2247,10 +2250,11 @@ class AskReply(_message.Message):
         unread_language: _builtins.str = ...,
         cut_short: _builtins.str = ...,
         by_ocr: _abc.Iterable[_builtins.int] | None = ...,
+        generator_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "by_ocr", b"by_ocr", "citations", b"citations", "cut_short", b"cut_short", "dropped", b"dropped", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstained", b"abstained", "answer", b"answer", "by_ocr", b"by_ocr", "citations", b"citations", "cut_short", b"cut_short", "dropped", b"dropped", "generator_digest", b"generator_digest", "instead", b"instead", "model_digest", b"model_digest", "passages", b"passages", "probability", b"probability", "seconds", b"seconds", "unread_language", b"unread_language"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

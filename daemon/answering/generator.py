@@ -62,6 +62,7 @@ class GeneratedAnswer:
     ``failed``: the chosen one could not write, or not to the end. ``dropped``: statements that
     were taken out, for what they cite does not support them. ``prompt``: that a language model was
     asked by; "": none was. ``likelihood``: where that was to be measured, and one wrote.
+    ``generator_digest``: of the trained version that wrote it; b"": none did.
     """
 
     text: str
@@ -72,6 +73,7 @@ class GeneratedAnswer:
     dropped: int = 0
     prompt: str = ""
     likelihood: Likelihood | None = None
+    generator_digest: bytes = b""
 
 
 @dataclass(frozen=True)

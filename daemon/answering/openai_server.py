@@ -18,6 +18,7 @@ class ServedModel:
     """A model behind `ChatClient`, whose tokenizer nobody here knows."""
 
     client: ChatClient
+    version: bytes = b""  # trained elsewhere
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

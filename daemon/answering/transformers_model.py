@@ -68,6 +68,7 @@ class _Writer:
             except VersionError as error:
                 raise LanguageModelError(f"the generator's version is not used: {error}") from error
             self._loaded = wanted
+            self._generator.language_model.version = bytes.fromhex(wanted.version)
         return self._generator.language_model
 
     def _vector(self, values: InUse) -> Float32:

@@ -50,6 +50,10 @@ class AnswerModel(Protocol):
     """A language model, seen from here."""
 
     @property
+    def version(self) -> bytes:
+        """The digest of the version trained together that is in it; b"": none is."""
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """What its tokenizer reads as more than letters; empty where nobody knows."""
 
@@ -108,9 +112,11 @@ class WrittenGenerator:
         if self._lacking:
             return self._instead(question, passages, self._lacking, failed=True)
         how = replace(how, prompt=kind_of(how.prompt or self._options.prompt, question))
-        telling = _Telling(told)
+        telling, version = _Telling(told), b""
         try:
-            text, likelihood = self._written(self._load(), question, passages, how, telling)
+            model = self._load()
+            version = model.version
+            text, likelihood = self._written(model, question, passages, how, telling)
             says_no = text.strip().casefold().rstrip(".") == _SAYS_NO
             if not says_no:
                 telling.check.read(text)
@@ -128,10 +134,13 @@ class WrittenGenerator:
                     failed=True,
                     dropped=left.dropped,
                     prompt=how.prompt,
+                    generator_digest=version,
                 )
             log.warning("an answer is extracted, not written", cause=cause)
             return self._instead(question, passages, cause, failed=True)
-        by = GeneratedAnswer("", (), prompt=how.prompt, likelihood=likelihood)
+        by = GeneratedAnswer(
+            "", (), prompt=how.prompt, likelihood=likelihood, generator_digest=version
+        )
         if says_no:
             return replace(by, text=NOT_ANSWERED)
         left = telling.check.left

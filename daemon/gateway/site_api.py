@@ -146,6 +146,9 @@ class Answer(BaseModel):
     notes: list[str] = Field(description="What of all this a person should know, in sentences.")
     citations: list[Citation]
     model_version: str = Field(description="Digest of the version that answered.")
+    generator_version: str = Field(
+        description="Of the generator trained together, the version that wrote it; empty: none did."
+    )
 
 
 class Copy(BaseModel):
@@ -254,6 +257,7 @@ def answer_of(reply: control.AskReply) -> Answer:
             for one in reply.citations
         ],
         model_version=reply.model_digest.hex(),
+        generator_version=reply.generator_digest.hex(),
     )
 
 

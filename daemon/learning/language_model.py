@@ -29,10 +29,14 @@ class LanguageModelError(LearningError):
 
 
 class LanguageModel:
-    """A loaded model with its tokenizer; ``to_text``: from text to text, else causal."""
+    """A loaded model with its tokenizer; ``to_text``: from text to text, else causal.
+
+    ``version``: the digest of the version trained together that is loaded into it; b"": none is.
+    """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.version = b""
         self.to_text = bool(model.config.is_encoder_decoder)
         self._keeps_few = "logits_to_keep" in inspect.signature(model.forward).parameters
         positions = getattr(model.config, "max_position_embeddings", None) or _ENDLESS

@@ -18,7 +18,10 @@ from proto.notes import NOTES, notes_of
 
 # What an answer is, and what is shown of it where it is shown.
 STRING = FieldDescriptor.TYPE_STRING
-SHOWN = {"answer", "citations", "passages", "abstained", "probability", "seconds", "model_digest"}
+SHOWN = {
+    *("answer", "citations", "passages", "abstained", "probability", "seconds"),
+    *("model_digest", "generator_digest"),
+}
 
 
 def with_every_note() -> AskReply:
@@ -28,7 +31,7 @@ def with_every_note() -> AskReply:
         name: f"<b>{name}</b>" if fields[name].type == STRING else 2 for name in NOTES
     }
     lists = {name: [value] for name, value in told.items() if fields[name].is_repeated}
-    return AskReply(**told | lists)
+    return AskReply(**told | lists, generator_digest=b"\xab" * 32)
 
 
 def test_each_field_of_an_answer_is_shown_or_has_a_sentence() -> None:

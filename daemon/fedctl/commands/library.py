@@ -343,7 +343,8 @@ def show_answer(console: Console, reply: AskReply) -> None:
         _show_nearest(console, reply)
     for note in notes_of(reply):
         console.print(plain_text(f"\n{in_line(note)}"), style="dim", soft_wrap=True)
-    _show_retrieved(console, reply)
+    by = reply.generator_digest
+    _show_retrieved(console, reply, f", written by generator {short(by.hex())}" if by else "")
 
 
 def _page(of: Citation | FoundPassage) -> str:
@@ -374,11 +375,11 @@ def _show_nearest(console: Console, reply: AskReply) -> None:
         console.print(plain_text(line), overflow="ellipsis", no_wrap=True)
 
 
-def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:
+def _show_retrieved(console: Console, reply: AskReply | SearchReply, more: str = "") -> None:
     console.print(
         plain_text(
             f"\n{counted(len(reply.passages), 'passage')} retrieved in {duration(reply.seconds)}, "
-            f"model version {short(reply.model_digest.hex())}"
+            f"model version {short(reply.model_digest.hex())}{more}"
         ),
         style="dim",
     )

@@ -109,13 +109,18 @@ def passages(*orders: int) -> list[Ranked]:
     ]
 
 
-def generator(url: str, **options: str) -> Generator:
-    chosen = AnsweringOptions(generator="openai", language_model=url, **options)  # type: ignore[arg-type]
-    return GENERATORS["openai"](
+def by_words(name: str, options: AnsweringOptions) -> Generator:
+    """The generator of a name, for what questions and sentences have in words."""
+    return GENERATORS[name](
         lambda asked: bag_of_words([asked])[0],  # type: ignore[arg-type]
         lambda sentences: bag_of_words([one.embedding_text for one in sentences]),  # type: ignore[arg-type]
-        chosen,
+        options,
     )
+
+
+def generator(url: str, **options: str) -> Generator:
+    chosen = AnsweringOptions(generator="openai", language_model=url, **options)  # type: ignore[arg-type]
+    return by_words("openai", chosen)
 
 
 def leaves_nothing_but_the_truth(text: str, cited: list[str]) -> None:

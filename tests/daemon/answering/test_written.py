@@ -5,22 +5,24 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from daemon.answering import citations
+from daemon.answering import citations, openai_server
 from daemon.answering.abstention import NOT_ANSWERED
 from daemon.answering.answering import QuestionRefusedError
 from daemon.answering.generator import GeneratedAnswer
 from daemon.answering.options import AnsweringOptions
+from daemon.answering.written import WrittenGenerator
 from daemon.jobs import answering
 from daemon.jobs import prompts as prompt_jobs
 from daemon.learning.language_model import LanguageModelError
 from tests.daemon.answering.conftest import Site
 from tests.daemon.answering.test_answering import ranked
-from tests.daemon.answering.test_planted import generator
+from tests.daemon.answering.test_planted import by_words, generator
 from tests.daemon.pairs.test_pair_writers import completion, serving
 from tests.daemon.process.model_server import BREAK, writing
 
@@ -130,6 +132,28 @@ def test_a_statement_that_is_kept_is_marked_in_text_and_citation() -> None:
     )
     assert [one.unsupported for one in given.citations] == [False, True]
     assert given.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("Whale oil burns in every lamp [1].", b"\x02"),
+        ("Kerosene burns in every lamp [1].", b""),
+        ("", b""),
+    ],
+    ids=["supported", "not supported", "nothing"],
+)
+def test_an_answer_names_the_version_that_wrote_it(said: str, version: bytes) -> None:
+    """What stands in its place was written by none."""
+    with serving(lambda _: completion(said)) as (url, _):
+        options = AnsweringOptions(generator="openai", language_model=f"{url}#m")
+        trained = WrittenGenerator(
+            lambda: replace(openai_server.model(options), version=b"\x02"),
+            by_words("extractive", options),
+            options,
+        )
+        given = trained.generate(QUESTION, ranked(*TEXTS))
+    assert (given.generator_digest, bool(given.instead)) == (version, not version)
 
 
 # ---- piece by piece -------------------------------------------------------------------------

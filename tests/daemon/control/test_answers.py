@@ -29,6 +29,7 @@ ANSWERED = Answered(
     dropped=2,
     unread_language="de",
     prompt="general",
+    generator_digest=b"\x02",
 )
 
 

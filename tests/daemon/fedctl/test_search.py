@@ -50,6 +50,7 @@ def test_how_an_answer_came_about_is_told_below_it(fedctl: Fedctl, daemon: Canne
     assert "\x1b" not in out, "what a model's server says does not paint the terminal"
     for note in notes:
         assert f"\n{in_line(note)}\n" in out
+    assert "written by generator abababababab" in out
 
 
 def test_what_the_columns_of_a_row_are_is_told_once() -> None:

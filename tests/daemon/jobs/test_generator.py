@@ -337,6 +337,7 @@ def test_the_next_question_is_answered_by_what_was_chosen_meanwhile(judging: Sit
 
     def surprise() -> float:
         asked = transformers_model.federated(options)
+        assert asked.version.hex() == read_in_use(path).version, "what an answer says of itself"
         return asked.surprise("what does the saw need?", "oil")
 
     base = surprise()

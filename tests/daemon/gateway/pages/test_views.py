@@ -61,6 +61,10 @@ def test_page_and_json_say_how_an_answer_came_about_likewise() -> None:
     page = bytes(Pages(nobody, nobody, nobody, nobody)._ask_page(person, "why?", reply).body)
     for note in notes:
         assert f"<bdi>{escape(note)}</bdi>".encode() in page
+    assert (told.generator_version, b"generator <code>abababababab</code>" in page) == (
+        "ab" * 32,
+        True,
+    )
 
 
 def test_a_document_that_is_read_says_which_passages_ocr_has_read() -> None:
