@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +26,7 @@ from daemon.fedctl.terminal.output import (
     plain_text,
     short,
 )
+from proto import bounds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,11 +77,22 @@ _Answers = Annotated[
         "`fedctl ask` asks it. Ctrl-C shows the figures of those that were.",
     ),
 ]
+
+
+def _checked_generators(values: list[str] | None) -> list[str] | None:
+    rule = bounds.of("EvaluateAnswersRequest", "generators")
+    for value in values or ():
+        if not re.fullmatch(rule.pattern, value):
+            raise typer.BadParameter(f"{value!r}; expected {rule.words}")
+    return values
+
+
 _Generators = Annotated[
     list[str] | None,
     typer.Option(
         "--generator",
         metavar="base|federated|ROUND",
+        callback=_checked_generators,
         help="With --answers: who writes them, the site's own base model, the version that "
         "does best here, or that of a round. Given again, it is compared with the first on the "
         "same questions. Default: as the settings have it.",

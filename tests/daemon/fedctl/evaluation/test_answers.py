@@ -127,6 +127,7 @@ def test_generators_are_compared_on_the_same_questions(said: Said, daemon: Canne
             ["--answers", "--save", "a.jsonl", "--generator", "base", "--generator", "2"],
             "a file keeps the answers of one generator",
         ),
+        (["--answers", "--generator", "bose"], "'bose'; expected base, federated or a round"),
     ],
 )
 def test_a_generator_goes_with_answers_alone(said: Said, words: list[str], cause: str) -> None:
