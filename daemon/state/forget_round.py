@@ -22,25 +22,27 @@ class NotForgotten(Exception):
     """The round was not forgotten; the text says why."""
 
 
-def forget_round(root: Path, *, sums: bool) -> int:
+def forget_round(root: Path, model: str = "", *, sums: bool) -> int:
     """Forget what this site has said in the round under way; the round's number.
 
-    ``sums``: only how many of its sums each site's update was in. Raises NotForgotten.
+    ``model``: whose rounds; "": the retriever's. ``sums``: only how many of its sums each site's
+    update was in. Raises NotForgotten.
     """
     state = StateFolder(root)
+    rounds, of = (state.of_model(model), {"model": model}) if model else (state, {})
     configure_logging("warning")  # to stderr: the result is alone on stdout
     actor = f"uid:{os.getuid()}"
     try:
         head = state.audit_head
         with locked(state.root), closing(AuditLog(state.audit, head_file=head)) as log:
             what = "sums" if sums else "all"
-            log.write(actor, "forget-round", "begun", what=what)
+            log.write(actor, "forget-round", "begun", what=what, **of)
             try:
-                round_ = _forget_sums(state) if sums else _forget(state)
+                round_ = _forget_sums(rounds) if sums else _forget(rounds)
             except (StoreError, OSError):
-                log.write(actor, "forget-round", "refused or failed", what=what)
+                log.write(actor, "forget-round", "refused or failed", what=what, **of)
                 raise
-            log.write(actor, "forget-round", "done", what=what, round=round_)
+            log.write(actor, "forget-round", "done", what=what, round=round_, **of)
     except (StateError, StoreError, AuditError, OSError) as error:
         raise NotForgotten(str(error)) from error
     return round_

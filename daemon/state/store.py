@@ -180,7 +180,8 @@ class Store:
     def _wrong_seal(self) -> StoreError:
         return self._damaged(
             "the digest of what this site promised and voted is wrong "
-            "(`fedctl site forget-round` forgets it and keeps the history)"
+            "(`fedctl site forget-round` forgets it and keeps the history; with --model generator "
+            "where this file is the generator's)"
         )
 
     @contextmanager

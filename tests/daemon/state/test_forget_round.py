@@ -189,6 +189,42 @@ def test_integers_of_sums_that_are_forgotten_are_never_sent_again(
     assert kept.exists() == stay
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", ["", "generator"])
+def test_of_two_models_rounds_only_those_that_are_named_are_forgotten(
+    tmp_path: Path, damaged: str
+) -> None:
+    state = tmp_path / "state"
+    files = {model: state / model / "state.sqlite3" for model in ("", "generator")}
+    for path in files.values():
+        store, _ = opened(path)
+        store.persist(absurd(0, GENESIS), ())
+        store.close()
+        (path.parent / "kept").mkdir()
+        (path.parent / "kept" / "1-0.npy").touch()
+    change(files[damaged], "seal = x'00'")
+    where = "with --model generator where this file is"
+    with closing(Store(files[damaged])) as store, pytest.raises(StoreError, match=where):
+        store.load("med", SHAPE, GENESIS)
+    words = ["site", "forget-round", "--yes", "--json", "--config", str(settings(tmp_path))]
+    of = ["--model", damaged] if damaged else []
+    ran = subprocess.run(
+        [sys.executable, "-m", "daemon.fedctl", *words, *of],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert json.loads(ran.stdout)["model"] == (damaged or "retriever")
+    for model, path in files.items():
+        with closing(Store(path)) as store:
+            held = store.load("med", SHAPE, GENESIS)
+        assert (held.promised == ATTEMPT) == (model != damaged)
+        assert (path.parent / "kept").exists() == (model != damaged)
+    (begun, done) = entries(segments(state / "audit"))
+    told = [one["objects"].get("model", "") for one in (begun, done)]
+    assert told == [damaged, damaged]
+
+
 def test_where_no_daemon_was_nothing_is_made(tmp_path: Path, fedctl: Fedctl) -> None:  # noqa: F811
     ran = fedctl("site", "forget-round", "--config", settings(tmp_path), "--yes", "--json")
     assert ran.code == 2
@@ -247,7 +283,10 @@ async def test_a_site_with_an_absurd_or_damaged_round_takes_part_again(tmp_path:
         kept = elm.folder / "state" / "kept" / "2-0.npy"
         kept.write_bytes(b"integers of an update")
         code, told, _ = await command(elm)
-        assert (code, told) == (0, {"round": 2, "state_dir": str(path.parent)})
+        assert (code, told) == (
+            0,
+            {"model": "retriever", "round": 2, "state_dir": str(path.parent)},
+        )
         assert not kept.exists()
         await goes_on(live, 2)
 

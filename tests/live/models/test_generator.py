@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -245,9 +247,8 @@ async def test_a_site_dies_in_a_generator_round_and_another_joins_late(
         await live.sites["alder"].stub.Train(asked, timeout=30)
         assert await live.sites["cedar"].process.wait() == -9, live.sites["cedar"].log
         await again(live, "cedar")
-        await live.until_head(
-            2, 600, model=GENERATOR
-        )  # an attempt that waits in vain takes its time
+        # An attempt that waits in vain takes its time.
+        await live.until_head(2, 600, model=GENERATOR)
         late = await again(live, "dogwood")
         await late.ingest()
         await live.until_head(2, model=GENERATOR)
@@ -294,3 +295,30 @@ async def test_a_version_is_taken_into_use_while_people_ask(tmp_path: Path) -> N
         assert used[0] == b"" and used[-1]
         assert status.judged_by == len(enough.pairs) and status.perplexity < status.base_perplexity
         assert not [line for line in alder.log.splitlines() if '"error"' in line]
+
+
+async def test_a_damaged_round_of_the_generator_is_forgotten_alone(tmp_path: Path) -> None:
+    async with federation(tmp_path) as live:
+        cedar = live.sites["cedar"]
+        await live.train("alder", 1)
+        await cedar.terminate()
+        with closing(sqlite3.connect(cedar.folder / "state" / GENERATOR / "state.sqlite3")) as db:
+            db.execute("UPDATE protocol SET state = x'ff'")
+            db.commit()
+        cedar = await live.launch("cedar")
+        assert await asyncio.wait_for(cedar.process.wait(), 60) == 2
+        assert "with --model generator where this file is the generator's" in cedar.log
+        config = ("--config", str(cedar.folder / "fedd.toml"))
+        command = ("site", "forget-round", "--yes", "--json", "--model", GENERATOR, *config)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "daemon.fedctl", *command), stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert (process.returncode, json.loads(out)["round"]) == (0, 1)
+        await live.launch("cedar")
+        await live.until_connected()
+        await live.train("birch", 1, model=GENERATOR)
+        await all_agree(live, GENERATOR)
+        await all_agree(live, "")
+        last = (await live.sites["cedar"].rounds(GENERATOR))[-1]
+        assert "cedar" in last.certificate.body.contributors

@@ -24,7 +24,7 @@ from daemon.fedctl.commands.federation.manifest import (
 )
 from daemon.fedctl.terminal.connection import settings_of
 from daemon.fedctl.terminal.files import fingerprint, read_file, refusing
-from daemon.fedctl.terminal.options import Authority, Out, an_id, command
+from daemon.fedctl.terminal.options import MODELS, Authority, Model, Out, an_id, command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, confirm, short, tell
 
 topic = typer.Typer(name="site", help="This site's key and certificate.")
@@ -220,6 +220,7 @@ def site_renew(
 @command
 def site_forget_round(
     session: Session,
+    model: Model = MODELS[0],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     sums: Annotated[
         bool, typer.Option("--sums", help="Only count from zero whose updates were in its sums.")
@@ -235,11 +236,12 @@ def site_forget_round(
     from daemon.state.forget_round import NotForgotten, forget_round
 
     state = settings_of(session.config or _SETTINGS).site.state_dir
-    _check_state(state)
+    other = "" if model == MODELS[0] else model
+    _check_state(state / other)
     if not yes and not sums:
         _confirm(session)
     try:
-        round_ = forget_round(state, sums=sums)
+        round_ = forget_round(state, other, sums=sums)
     except NotForgotten as error:
         raise CommandError(str(error)) from error
     if sums:
@@ -248,7 +250,7 @@ def site_forget_round(
             {"forgotten": f"how many sums of round {round_} each site's update was in"},
             "Do the same at the other sites, then:",
             "systemctl start fedd",
-            as_json={"round": round_, "state_dir": str(state)},
+            as_json={"model": model, "round": round_, "state_dir": str(state)},
         )
         return
     tell(
@@ -257,7 +259,7 @@ def site_forget_round(
         "Start it while its peers run, so that it hears from them what they remember:",
         "systemctl start fedd",
         "Let a round be committed (fedctl rounds) before you forget one anywhere again.",
-        as_json={"round": round_, "state_dir": str(state)},
+        as_json={"model": model, "round": round_, "state_dir": str(state)},
     )
 
 
