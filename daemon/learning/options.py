@@ -182,8 +182,9 @@ class GeneratorLoad(NamedTuple):
     ``examples``: triples that are trained on; ``cut``: those of them whose answer is longer than
     ``answer_tokens`` and is learned to there; ``left_out``: those whose question leaves no room.
     ``padding``: share of the positions in which nothing stands. ``weights`` are there already;
-    ``optimiser`` (gradients, AdamW's two moments, copies) and ``activations`` come to it, and
-    ``available`` is what this machine has for them.
+    ``optimiser`` (gradients, AdamW's two moments, copies; of several processes what each has
+    loaded, too) and ``activations`` come to it, and ``available`` is what this machine has for
+    them.
     """
 
     examples: int

@@ -70,6 +70,18 @@ class Exchanged:
         return self._shared.values()
 
 
+def arrays_of(parameters: Sequence[Tensor]) -> list[Float32]:
+    """Copies for another process: a tensor that is sent is shared, and both would train it."""
+    return [np.array(value.detach().cpu().numpy(), dtype=np.float32) for value in parameters]
+
+
+def take(parameters: Sequence[nn.Parameter], values: Sequence[Float32]) -> None:
+    """Make the arrays of `arrays_of` the parameters' values."""
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+
+
 def copies_of(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Them as they are now, for the proximal term to hold to."""
     return [value.detach().clone() for value in parameters]

@@ -100,7 +100,8 @@ def audit_memory(
             f"this site has {len(triples)} questions with passages and answers and the audit "
             f"needs {LEAST_TRIPLES}: ingest pairs with answers"
         )
-    generator = training.generator_for(spec)
+    # In one process: several would be begun anew for each round of each version.
+    generator = training.generator_for(replace(spec, processes=1))
     audit = _Audit(generator, triples, site, options, 2 if began is None else 3)
     start = generator.initial_vector()
     rows = [audit.row("base model", start)]

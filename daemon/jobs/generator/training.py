@@ -139,10 +139,10 @@ def learn(
 
     Reports `EpochProgress`. Raises TrainingError.
     """
-    from daemon.learning.generator.training import fit
+    from daemon.learning.generator import parallel
 
     generator.begin(round=round, dropout=0.0, seed=seed)
-    return fit(
+    return parallel.train(
         generator,
         lessons,
         options,

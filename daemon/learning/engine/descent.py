@@ -43,11 +43,16 @@ class Descent:
                 f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
                 "rate (or, of a retriever, raise the temperature); no update was made"
             )
-        self._engine.backward(loss, self._parameters)
+        self._engine.backward(loss)
 
-    def step(self, loss: Tensor, epoch: int) -> None:
-        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
-        self.accumulate(loss, epoch)
+    def step(self, loss: Tensor | None, epoch: int) -> None:
+        """Take one step down ``loss``. Raises TrainingError when it is not finite.
+
+        None: this one of several processes has no part in the step's last loss.
+        """
+        if loss is not None:
+            self.accumulate(loss, epoch)
+        self._engine.agree(self._parameters)
         self._engine.clip(self._parameters, CLIP)
         self._optimiser.step()
         self._schedule.step()

@@ -3,8 +3,9 @@
 Several processes train as one: each draws the same batches from the same seed, embeds
 its slice of a batch's rows, and is given what the others made of theirs
 (`Engine.embedded`), so that all have the in-batch negatives of one. Each then has the
-whole loss, and of its gradient the part that goes through its own slice; the mean of
-these (`Engine.backward`) is the gradient of one process, up to the order of sums.
+whole loss, and of its gradient the part that goes through its own slice. Where a loss is a
+sum over examples each has the loss of its own (`Engine.share`), as often as there are processes.
+Of both the mean of the gradients (`Engine.agree`) is that of one process, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, distributed, nn
 
 from crypto.arrays import Rows
 
+T = TypeVar("T")
 Precision = Literal["float32", "bfloat16"]
 
 _MIXED: Final[dict[Precision, str]] = {"float32": "no", "bfloat16": "bf16"}
@@ -66,7 +68,7 @@ class Engine:
         """What ``embed`` makes of all ``rows``, differentiably: [len(rows), width].
 
         Each process embeds its slice. The gradient that goes into it is ``processes`` times
-        that of one process, for `backward` takes the mean.
+        that of one process, for `agree` takes the mean.
         """
         if self.processes == 1:
             return self._embedded(embed, rows)
@@ -85,9 +87,24 @@ class Engine:
         with self._accelerator.autocast():
             return embed(rows).float()
 
-    def backward(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients of ``loss``; the mean over the processes, in each the same bits."""
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Of what all processes have been given, what is this one's to do; may be none of it."""
+        return items[self.rank :: self.processes]
+
+    def total(self, value: float) -> float:
+        """The sum of what the processes have; each says it in its turn."""
+        if self.processes == 1:
+            return value
+        values = torch.tensor([value], dtype=torch.float64, device=self._accelerator.device)
+        distributed.all_reduce(values)
+        return float(values)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this process's gradients of ``loss``."""
         self._accelerator.backward(loss)
+
+    def agree(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make the gradients their mean over the processes, in each the same bits."""
         if self.processes == 1:
             return
         # In one message, with whether a process has any: without, the optimiser leaves one be.

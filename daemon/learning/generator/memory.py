@@ -23,6 +23,7 @@ _GRADIENT_AND_MOMENTS = 3  # numbers for each that trains
 # Logits, the answered ones, and the gradients of both come and go at the peak. With FLAN-T5-small's
 # measures the process then grew by 0.98 to 1.06 times what is stated here.
 _LOGITS = 5
+_PROCESS = 400 << 20  # bytes of one of several before it has loaded anything; measured: 377 MiB
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -41,6 +42,13 @@ def load_of(
         copies += 1  # of a change in full
     optimiser = (_GRADIENT_AND_MOMENTS + copies) * trained
     activations = _largest(generator, taken.lessons, batch_size)
+    processes, how = generator.spec.processes, ""
+    if processes > 1:
+        # Each loads the model for itself. Of GPUs each has one, on which ours is there, too.
+        beside = processes if generator.device.type == "cpu" else 1
+        optimiser = beside * (_PROCESS + weights + optimiser)
+        activations *= beside
+        how = f" (in workers.processes = {processes}, each with a model: lower that first)"
     there = available_bytes(generator.device) if available is None else available
     load = GeneratorLoad(
         examples=len(taken.lessons),
@@ -56,7 +64,7 @@ def load_of(
         raise TrainingError(
             f"training takes {_mib(optimiser)} for the optimiser and {_mib(activations)} for a "
             f"batch of {batch_size} beside the model's {_mib(weights)}, and {_mib(there)} are "
-            "free: lower training.batch_size (and raise generator.accumulation), set "
+            f"free{how}: lower training.batch_size (and raise generator.accumulation), set "
             "generator.checkpointing, lower generator.prompt_tokens, or adapt = 'lora'"
         )
     return load

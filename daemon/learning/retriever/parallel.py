@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from crypto.arrays import Float32
 from daemon.learning.engine.engine import Engine
 from daemon.learning.engine.group import Group, Tell, together
 from daemon.learning.options import EpochProgress, TrainingOptions
-from daemon.learning.parameters import copies_of
+from daemon.learning.parameters import arrays_of, copies_of, take
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -55,7 +54,7 @@ def train(
     threads = max(1, spec.threads // spec.processes)
     group = Group(spec.processes, threads, retriever.encoder.device.type)
     start = copies_of(retriever.shared_parameters()) if anchor is None else anchor
-    given = _arrays(retriever.parameters()), _arrays(start)
+    given = arrays_of(retriever.parameters()), arrays_of(start)
     work = _Work(spec, threads, pairs, options, seed, *given)
 
     def told(epoch: EpochProgress) -> None:
@@ -63,7 +62,7 @@ def train(
             on_epoch(epoch.epoch, epoch.loss)
 
     mean_loss, trained = together(group, _part, (work,), told)
-    _take(retriever, trained)
+    take(retriever.parameters(), trained)
     return float(mean_loss)
 
 
@@ -78,7 +77,7 @@ def _part(tell: Tell, work: _Work) -> tuple[float, list[Float32]]:
         options=spec.reading,
     )
     retriever = adapted(encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha)
-    _take(retriever, work.parameters)
+    take(retriever.parameters(), work.parameters)
     anchor = [torch.from_numpy(value).to(encoder.device) for value in work.anchor]
     mean_loss = fit(
         retriever,
@@ -89,15 +88,4 @@ def _part(tell: Tell, work: _Work) -> tuple[float, list[Float32]]:
         anchor,
         Engine(encoder.device, spec.precision),
     )
-    return mean_loss, _arrays(retriever.parameters())
-
-
-def _arrays(parameters: list[Tensor] | list[torch.nn.Parameter]) -> list[Float32]:
-    # Arrays: a tensor that is sent to another process is shared with it, and both would train it.
-    return [np.array(value.detach().cpu().numpy(), dtype=np.float32) for value in parameters]
-
-
-def _take(retriever: Retriever, values: list[Float32]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(retriever.parameters(), values, strict=True):
-            parameter.copy_(torch.from_numpy(value))
+    return mean_loss, arrays_of(retriever.parameters())

@@ -464,7 +464,11 @@ def test_nought_is_chosen_where_it_says_something(fedctl: Fedctl, daemon: Canned
     assert fedctl("personalise", "--local-epochs", 0).code == Exit.USAGE
 
 
-def test_the_panel_says_whose_loss_it_is_and_who_does_not_answer() -> None:
+def test_the_panel_says_whose_loss_it_is_and_who_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # on a dumb terminal no panel is drawn
+
     def shown(**fields: Any) -> str:
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=True, color_system=None, width=100)

@@ -85,7 +85,7 @@ def test_bfloat16_rounds_what_is_embedded_and_nothing_else(rounded: bool) -> Non
     embedded = engine.embedded(lambda rows: torch.ones(len(rows), 1) @ weight, torch.arange(2), 2)  # type: ignore[arg-type]
     assert embedded.dtype == torch.float32
     assert (embedded[0, 0].item() == 1.0) is rounded, "2 ** -12 is lost in eight bits"
-    engine.backward(embedded.sum(), [weight])
+    engine.backward(embedded.sum())
     assert weight.dtype == torch.float32
     assert weight.grad is not None
     assert weight.grad.dtype == torch.float32

@@ -58,7 +58,8 @@ def gradients(engine: Engine, count: int) -> list[Any]:
     embedded = engine.embedded(embed, np.arange(count), WIDTH)
     assert embedded.shape == (count, WIDTH)
     loss = torch.logsumexp((embedded @ embedded.T).reshape(-1), 0) + free.square().sum()
-    engine.backward(loss, [used, free, unused])
+    engine.backward(loss)
+    engine.agree([used, free, unused])
     grads = [one.grad for one in (used, free, unused)]
     return [None if one is None else one.tolist() for one in grads]
 
