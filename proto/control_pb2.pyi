@@ -2222,7 +2222,7 @@ class AskReply(_message.Message):
     cut_short: _builtins.str
     """why it ends before its end, where its begin was told while it was written; empty: it does not"""
     generator_digest: _builtins.bytes
-    """the version of the generator trained together that wrote it; empty: its base model did, or another generator"""
+    """the version of the generator trained together that wrote it, alone or in a mixture with this site's own half; empty: its base model did, or another generator"""
     @_builtins.property
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """the sentences the answer is made of"""

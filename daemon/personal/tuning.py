@@ -198,7 +198,8 @@ def tune(
                 local = partial(_positives_of, queries, ground.embeddings, drawn)
                 teacher = partial(training.teacher_of, pairs, batch, drawn, queries.device)
                 held = (parameters, start)
-                descent.step(minimised(contrast, options, local, teacher, held), epoch)
+                descent.accumulate(minimised(contrast, options, local, teacher, held), epoch)
+                descent.step()
                 losses.append(contrast.item() * len(batch))
             mean_loss = sum(losses) / count
             best.see()

@@ -37,7 +37,11 @@ class Descent:
         self._optimiser.zero_grad(set_to_none=True)  # of a descent that ended with an error
 
     def accumulate(self, loss: Tensor, epoch: int) -> None:
-        """A part of the next step's loss, which is the sum of its parts; as `step`, without one."""
+        """A part of the next step's loss, which is the sum of its parts.
+
+        Of several processes one may have more parts than another, or none. Raises TrainingError
+        when it is not finite.
+        """
         if not math.isfinite(loss.item()):
             raise TrainingError(
                 f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
@@ -45,13 +49,8 @@ class Descent:
             )
         self._engine.backward(loss)
 
-    def step(self, loss: Tensor | None, epoch: int) -> None:
-        """Take one step down ``loss``. Raises TrainingError when it is not finite.
-
-        None: this one of several processes has no part in the step's last loss.
-        """
-        if loss is not None:
-            self.accumulate(loss, epoch)
+    def step(self) -> None:
+        """Take one step down what was accumulated."""
         self._engine.agree(self._parameters)
         self._engine.clip(self._parameters, CLIP)
         self._optimiser.step()

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
-from daemon.learning.options import LearningError, TrainingError
+from crypto.arrays import Float32
+from daemon.learning.options import EpochProgress, LearningError, TrainingError
+from daemon.learning.parameters import take
 from daemon.process.confinement import end_with_parent
 from daemon.process.temporary import TemporaryFolder
 
@@ -110,6 +112,28 @@ def together(group: Group, part: Callable[..., Any], arguments: tuple[Any, ...],
                     member.close()
             for reader in ends:
                 reader.close()
+
+
+def train_together(
+    group: Group,
+    part: Callable[[Tell, Any], tuple[float, list[Float32]]],
+    work: object,
+    parameters: Sequence[nn.Parameter],
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> float:
+    """Have a group train ``parameters``, which are as before where that fails; the mean loss.
+
+    ``part(tell, work)`` tells `EpochProgress`, and gives mean loss and parameters as `arrays_of`.
+    Raises as `together`.
+    """
+
+    def told(epoch: EpochProgress) -> None:
+        if on_epoch is not None:
+            on_epoch(epoch.epoch, epoch.loss)
+
+    mean_loss, trained = together(group, part, (work,), told)
+    take(parameters, trained)
+    return float(mean_loss)
 
 
 def _start(member: SpawnProcess) -> None:

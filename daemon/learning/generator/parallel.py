@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from crypto.arrays import Float32
 from daemon.learning.engine.engine import Engine
-from daemon.learning.engine.group import Group, Tell, together
+from daemon.learning.engine.group import Group, Tell, train_together
 from daemon.learning.generator.encoding import Lesson
 from daemon.learning.generator.generator import Generator
 from daemon.learning.generator.spec import GeneratorSpec
@@ -46,14 +46,7 @@ def train(
     each = replace(spec, threads=max(1, spec.threads // spec.processes))
     group = Group(spec.processes, each.threads, generator.device.type)
     work = _Work(each, lessons, options, seed, arrays_of(generator.parameters()))
-
-    def told(epoch: EpochProgress) -> None:
-        if on_epoch is not None:
-            on_epoch(epoch.epoch, epoch.loss)
-
-    mean_loss, trained = together(group, _part, (work,), told)
-    take(generator.parameters(), trained)
-    return float(mean_loss)
+    return train_together(group, _part, work, generator.parameters(), on_epoch)
 
 
 def _part(tell: Tell, work: _Work) -> tuple[float, list[Float32]]:

@@ -62,18 +62,13 @@ def fit(
                 answered = sum(len(lesson.answer) for lesson in taken) / engine.processes
                 # Long ones first, so that the shares are of like length.
                 taken.sort(key=lambda lesson: lesson.length, reverse=True)
-                parts = generator.batches(engine.share(taken), options.batch_size)
-                minimised: Tensor | None = None
-                for part in parts:
-                    if minimised is not None:
-                        descent.accumulate(minimised, epoch)
+                for part in generator.batches(engine.share(taken), options.batch_size):
                     loss = generator.loss(part)
-                    minimised = loss / answered
+                    descent.accumulate(loss / answered, epoch)
                     lost += loss.item()
                 if start is not None and options.proximal:
-                    held = options.proximal * proximal(shared, start)
-                    minimised = held if minimised is None else minimised + held
-                descent.step(minimised, epoch)
+                    descent.accumulate(options.proximal * proximal(shared, start), epoch)
+                descent.step()
             mean_loss = engine.total(lost) / tokens
             if on_epoch is not None:
                 on_epoch(epoch, mean_loss)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crypto.arrays import Float32
 from daemon.learning.engine.engine import Engine
-from daemon.learning.engine.group import Group, Tell, together
+from daemon.learning.engine.group import Group, Tell, train_together
 from daemon.learning.options import EpochProgress, TrainingOptions
 from daemon.learning.parameters import arrays_of, copies_of, take
 from daemon.learning.retriever.encoder import Encoder
@@ -56,14 +56,7 @@ def train(
     start = copies_of(retriever.shared_parameters()) if anchor is None else anchor
     given = arrays_of(retriever.parameters()), arrays_of(start)
     work = _Work(spec, threads, pairs, options, seed, *given)
-
-    def told(epoch: EpochProgress) -> None:
-        if on_epoch is not None:
-            on_epoch(epoch.epoch, epoch.loss)
-
-    mean_loss, trained = together(group, _part, (work,), told)
-    take(retriever.parameters(), trained)
-    return float(mean_loss)
+    return train_together(group, _part, work, retriever.parameters(), on_epoch)
 
 
 def _part(tell: Tell, work: _Work) -> tuple[float, list[Float32]]:

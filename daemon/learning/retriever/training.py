@@ -104,7 +104,9 @@ def fit(
             contrast = info_nce(queries, passages, target, hidden, options.temperature)
             local = partial(_positives_of, queries, passages, target)
             teacher = partial(teacher_of, pairs, batch, drawn, queries.device)
-            descent.step(minimised(contrast, options, local, teacher, (shared, start)), epoch)
+            loss = minimised(contrast, options, local, teacher, (shared, start))
+            descent.accumulate(loss, epoch)
+            descent.step()
             losses.append(contrast.item() * len(batch))
         mean_loss = sum(losses) / count
         if on_epoch is not None:

@@ -37,7 +37,8 @@ def descended(engine: Engine) -> bytes:
     model = small_model()
     descent = Descent(list(model.parameters()), STEPS, OPTIONS, engine)
     for step in range(STEPS):
-        descent.step(losses(model)[step], epoch=1)
+        descent.accumulate(losses(model)[step], epoch=1)
+        descent.step()
     return bits(model)
 
 

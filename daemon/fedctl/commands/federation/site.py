@@ -258,7 +258,8 @@ def site_forget_round(
         {"forgotten": f"all that this site has said in round {round_}, and the run"},
         "Start it while its peers run, so that it hears from them what they remember:",
         "systemctl start fedd",
-        "Let a round be committed (fedctl rounds) before you forget one anywhere again.",
+        f"Let a round be committed (fedctl rounds --model {model}) before you forget one anywhere "
+        "again.",
         as_json={"model": model, "round": round_, "state_dir": str(state)},
     )
 
